@@ -1,0 +1,52 @@
+# Every target sets up what it needs: a fresh machine has Python 3.11+ and Java 17, nothing more.
+PYTHON ?= python3
+BIN := .venv/bin
+# uv is pinned where everything else is.
+UV := $(shell sed -nE "s/^(uv==[0-9.]+).*/\1/p" requirements.lock)
+
+.PHONY: help setup test lint format lock docs up down clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch Kafka's jars
+	@$(BIN)/python -m avow.local.jars fetch
+
+test: setup lint ## Everything CI runs: lint, then all tests on the real parts
+	$(BIN)/pytest --cov
+
+lint: setup ## ruff, mypy --strict, and the one-way imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup ## Let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: setup ## Refresh requirements.lock and the jar lock to the newest versions allowed
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
+	    --upgrade --group dev pyproject.toml --output-file requirements.lock
+	$(BIN)/python -m avow.local.jars lock
+
+docs: setup ## Rewrite the generated parts of docs/ from the code's own tables
+	$(BIN)/python docs/generate.py
+
+up: setup ## Start the local cluster: three Kafka nodes and PostgreSQL
+	$(BIN)/avow up
+
+down: setup ## Stop the local cluster
+	$(BIN)/avow down
+
+clean: ## Remove .venv and caches; the local cluster's data in .avow/ stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+# Rebuilt only when the lock or the project's own metadata changes.
+.venv/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"avow needs Python 3.11 or newer, this is {v[0]}.{v[1]}: run make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
+	$(BIN)/uv pip sync --quiet --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

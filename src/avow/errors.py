@@ -1,0 +1,90 @@
+"""The errors, by whose fault it is. Owns their tree and their exit codes; knows nothing else.
+
+::
+
+    AvowError                 exit 1   anything avow raises on purpose
+    ├── ConfigError           exit 2   the pipeline file or the command line asks for what cannot be
+    ├── LocalError            exit 3   this machine: no Java, a port is taken, a jar cannot be fetched
+    ├── SourceError           exit 4   Kafka did not do what was asked, and trying again did not help
+    │   ├── TopicRecreated    exit 10  the topic is not the one the ledger knows
+    │   ├── LogTruncated      exit 11  the log ends before the position, or holds another record there
+    │   └── RetentionLoss     exit 12  records were deleted before they were claimed
+    ├── SinkError             exit 5   the sink did not do what was asked, and trying again did not help
+    │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
+    │   └── Superseded        exit 13  a newer run owns the pipeline
+    └── ProtocolViolation     exit 70  our bug: going on would break the promise
+
+A message says what happened; ``advice`` says what the reader can do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AvowError(Exception):
+    """Anything avow raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class ConfigError(AvowError):
+    """The pipeline file or the command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class LocalError(AvowError):
+    """Something is missing or taken on this machine."""
+
+    exit_code = 3
+
+
+class SourceError(AvowError):
+    """Kafka did not do what was asked, and trying again did not help."""
+
+    exit_code = 4
+
+
+class TopicRecreated(SourceError):
+    """The topic was deleted and made again: its offsets no longer mean the records we claimed."""
+
+    exit_code = 10
+
+
+class LogTruncated(SourceError):
+    """The log ends before the position, or holds another record where the last claimed one was."""
+
+    exit_code = 11
+
+
+class RetentionLoss(SourceError):
+    """Records were deleted by retention before they were claimed."""
+
+    exit_code = 12
+
+
+class SinkError(AvowError):
+    """The sink did not do what was asked, and trying again did not help."""
+
+    exit_code = 5
+
+
+class PositionMoved(SinkError):
+    """Another attempt claimed first. Not a failure: read the position again and judge the range anew."""
+
+
+class Superseded(SinkError):
+    """A newer run of the same pipeline owns the ledger."""
+
+    exit_code = 13
+
+
+class ProtocolViolation(AvowError):
+    """Our bug. Going on would lose or double records, so nothing goes on."""
+
+    exit_code = 70
