@@ -128,8 +128,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[A-Za-z0-9_]+)|(
 
 def _join(fields: Iterable[Field], separator: str) -> str:
     return ", ".join(
-        f"{_quote(field.name)}{separator}{field.type}{' not null' if field.required else ''}"
-        for field in fields
+        f"{_quote(field.name)}{separator}{field.type}{' not null' if field.required else ''}" for field in fields
     )
 
 
@@ -172,9 +171,7 @@ class _Parser:
         if rest:
             where = f"at character {len(text) - len(rest) + 1}"
             if rest.startswith("`"):
-                raise ConfigError(
-                    f"the backtick {where} is never closed", advice="Write ` inside a name as ``."
-                )
+                raise ConfigError(f"the backtick {where} is never closed", advice="Write ` inside a name as ``.")
             raise ConfigError(
                 f"{rest[0]!r} {where} is not part of a schema",
                 advice="A name of other characters than letters, digits and _ stands in backticks.",

@@ -1,0 +1,236 @@
+"""From a file to the tree, and from what is wrong to a message: file, line, key, wrong, allowed.
+
+Owns: TOML, ``${env:NAME}``, line numbers, the wording of pydantic's findings. Must not know: what any key
+means. Its neighbour is ``tree``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from avow.errors import ConfigError
+from avow.settings import values
+from avow.settings.tree import Pipeline, Section
+from avow.settings.values import FromEnv, Key, Problem, Refused
+
+
+def load(
+    path: Path,
+    env: Mapping[str, str] = os.environ,
+    *,
+    check: Callable[[Pipeline], Iterable[Problem]] = lambda _: (),
+) -> Pipeline:
+    """The pipeline of a file, or a ConfigError that names every problem.
+
+    ``check`` adds what settings cannot know; ``avow.plan.load_checked`` brings the sinks' offers this way.
+    """
+    text = _read(path)
+    document, problems = _interpolate(_parse(path, text), env)
+    pipeline = None
+    try:
+        pipeline = Pipeline.model_validate(document)
+        problems += [_without_env(problem, document) for problem in check(pipeline)]
+    except ValidationError as error:
+        unfilled = {problem.key for problem in problems}
+        found = [p for p in _problems(error) if not any(p.key[: len(key)] == key for key in unfilled)]
+        problems += [_without_env(p, document) for p in found]
+    # Raised out here, so that no ValidationError (which holds its input) hangs on to it as its context.
+    if pipeline is None or problems:
+        raise _config_error(path, text, problems)
+    return pipeline
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: there is no such file", advice="Name a pipeline file, such as examples/payments.toml."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}", advice="Name a readable pipeline file."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8", advice="A pipeline file is TOML in UTF-8."
+        ) from None
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        wrong, line = "nested too deeply", ""
+    except ValueError as error:
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.S)
+        wrong = found[1] if found else str(error)
+        line = f":{found[2] or len(text.splitlines())}" if found else ""
+    raise ConfigError(
+        f"{path}{line}: not TOML: {_printable(wrong)}",
+        advice="The form of a TOML file is at https://toml.io.",
+    )
+
+
+def _interpolate(document: dict[str, Any], env: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """The document with ``${env:NAME}`` filled in, and what could not be."""
+    problems: list[Problem] = []
+
+    def fill(value: Any, key: Key) -> Any:
+        if isinstance(value, dict):
+            return {name: fill(item, (*key, name)) for name, item in value.items()}
+        if isinstance(value, list):
+            return [fill(item, (*key, number)) for number, item in enumerate(value)]
+        if not isinstance(value, str) or "${env:" not in value:
+            return value
+        if "${env:" in values.ENV.sub("", value):
+            problems.append(
+                Problem(key, "holds a ${env:...} without a variable's name", "${env:NAME}: letters, digits and _")
+            )
+        for name in values.ENV.findall(value):
+            if name not in env:
+                problems.append(Problem(key, f"the environment has no variable {name}", f"export {name}=..."))
+            elif not _is_unicode(env[name]):
+                problems.append(Problem(key, f"the variable {name} is not UTF-8", "text in UTF-8"))
+        return FromEnv(values.ENV.sub(lambda match: env.get(match[1], ""), value), value)
+
+    filled: dict[str, Any] = fill(document, ())
+    return filled, problems
+
+
+def _is_unicode(text: str) -> bool:
+    """Bytes of the environment that are not UTF-8 arrive as lone surrogates."""
+    return not any(unicodedata.category(character) == "Cs" for character in text)
+
+
+def _problems(error: ValidationError) -> Iterator[Problem]:
+    for found in error.errors(include_url=False):
+        cause = found.get("ctx", {}).get("error")
+        if isinstance(cause, Refused):
+            for problem in cause.problems:
+                yield replace(problem, key=found["loc"] + problem.key)
+        else:
+            yield _pydantic_problem(found["loc"], found["type"], found)
+
+
+def _pydantic_problem(key: Key, kind: str, found: Any) -> Problem:
+    """Pydantic's own findings in our words. Its messages do not quote the input; we quote a wrong word."""
+    fields = _section_at(key[:-1]).model_fields
+    known = {field.alias or name: field for name, field in fields.items()}
+    name = str(key[-1])
+    if kind == "extra_forbidden":
+        return Problem(key, f"is not a key{_did_you_mean(name, known)}", f"known keys: {', '.join(known)}")
+    allowed = str(known[name].description) if name in known else "see docs/PIPELINE.md"
+    if kind == "missing":
+        return Problem(key, "is missing", allowed)
+    if kind in ("literal_error", "enum") and isinstance(found["input"], str):
+        words = re.findall("'([^']+)'", found["ctx"]["expected"])
+        return Problem(key, f"{found['input']!r} is not known{_did_you_mean(found['input'], words)}", allowed)
+    if kind == "model_type":
+        return Problem(key, "should be a table", allowed)
+    return Problem(key, found["msg"].replace("Input should", "should"), allowed)
+
+
+def _section_at(key: Key) -> type[Section]:
+    """The section that a key names; for an item of a list, the section that holds the list."""
+    section: type[Section] = Pipeline
+    for part in key:
+        field = section.model_fields.get(str(part))
+        inner = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        section = next((t for t in inner if isinstance(t, type) and issubclass(t, Section)), section)
+    return section
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    near = get_close_matches(word.lower(), list(known), n=1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _config_error(path: Path, text: str, problems: list[Problem]) -> ConfigError:
+    lines = _key_lines(text)
+    placed = sorted((_line_of(lines, problem.key), number, problem) for number, problem in enumerate(problems))
+    message = "\n".join(
+        f"{path}{f':{line}' if line else ''}: {_dotted(it.key)}: {it.wrong}; {it.allowed}" for line, _, it in placed
+    )
+    return ConfigError(
+        message, advice="Correct the file; docs/PIPELINE.md names every key. `avow plan` checks it again."
+    )
+
+
+def _without_env(problem: Problem, document: dict[str, Any]) -> Problem:
+    """The problem without its quote, if what it quotes came from the environment."""
+    value: Any = document
+    for part in problem.key:
+        if isinstance(value, dict):
+            value = value.get(str(part))
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+    if not values.from_env(value):
+        return problem
+    variables = ", ".join(values.ENV.findall(str(values.as_written(value))))
+    return replace(problem, wrong=f"the value of {variables} is refused")
+
+
+def _dotted(key: Key) -> str:
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}"
+    return text.removeprefix(".") or "the file"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+_KEY_PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)"""
+_KEY = rf"{_KEY_PART}(?:\s*\.\s*{_KEY_PART})*"
+_HEADER_LINE = re.compile(rf"\s*\[\s*({_KEY})\s*\]")
+_KEY_LINE = re.compile(rf"\s*({_KEY})\s*=")
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """The line of each key, by its dotted name. Best effort: keys of inline tables are not found."""
+    lines: dict[str, int] = {}
+    section: list[str] = []
+    in_text = False  # within a string of several lines
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not in_text:
+            if header := _HEADER_LINE.match(line):
+                section = _key_path(header[1])
+                lines.setdefault(".".join(section), number)
+            elif key := _KEY_LINE.match(line):
+                lines.setdefault(".".join([*section, *_key_path(key[1])]), number)
+        in_text ^= (line.count('"""') + line.count("'''")) % 2 == 1
+    return lines
+
+
+def _key_path(key: str) -> list[str]:
+    """The parts of a TOML key, read by TOML's own rules; none if it only looked like a key."""
+    path: list[str] = []
+    try:
+        node: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return path
+    while isinstance(node, dict):
+        ((name, node),) = node.items()
+        path.append(name)
+    return path
+
+
+def _line_of(lines: Mapping[str, int], key: Key) -> int:
+    """The line of a key, or of the nearest table around it; 0 if there is none."""
+    names = [part for part in key if isinstance(part, str)]
+    for size in range(len(names), 0, -1):
+        if line := lines.get(".".join(names[:size])):
+            return line
+    return 0

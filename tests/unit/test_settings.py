@@ -1,0 +1,475 @@
+"""The pipeline file: what it means, and a bad one of each kind with its message."""
+
+# ruff: noqa: E501 -- the table of bad files reads best with one case a line
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from avow import settings
+from avow.errors import ConfigError
+from avow.guarantee import Guarantee
+from avow.schema import parse
+from avow.settings import Pipeline, Table, load, revealed
+
+ROOT = Path(__file__).parents[2]
+ENV = {"DATABASE_URL": "postgresql://me@db/shop"}
+GOOD = """\
+name = "payments"
+guarantee = "exactly-once"
+
+[source]
+brokers = "localhost:9092"
+topics = ["payments"]
+
+[decode]
+format = "json"
+schema = "id long not null, note string"
+
+[sink]
+kind = "postgres"
+url = "${env:DATABASE_URL}"
+table = "payments"
+"""
+NAME, GUARANTEE, SOURCE, BROKERS, TOPICS, FORMAT, SCHEMA, SINK, KIND, URL, TABLE = 1, 2, 4, 5, 6, 9, 10, 12, 13, 14, 15
+
+
+def edited(*edits: tuple[int, str]) -> str:
+    """The good file with some of its lines replaced."""
+    lines = GOOD.splitlines()
+    for number, line in edits:
+        lines[number - 1] = line
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of the file to write; relative, so that messages are short."""
+    monkeypatch.chdir(tmp_path)
+    return Path("p.toml")
+
+
+def loaded(path: Path, *edits: tuple[int, str]) -> Pipeline:
+    path.write_text(edited(*edits))
+    return load(path, ENV)
+
+
+def refused(path: Path, text: str) -> str:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, ENV)
+    assert error.value.advice
+    return str(error.value)
+
+
+# --- what is accepted -----------------------------------------------------------------------------------
+
+
+def test_the_good_file_and_its_defaults(write: Path) -> None:
+    pipeline = loaded(write)
+    assert pipeline.name == "payments"
+    assert pipeline.guarantee is Guarantee.EXACTLY_ONCE
+    assert pipeline.engine == "spark"
+    assert pipeline.source.brokers == "localhost:9092"
+    assert pipeline.source.topics == ("payments",)
+    assert pipeline.source.topics_pattern is None
+    assert pipeline.source.start == "earliest"
+    assert pipeline.source.on_data_loss == "stop"
+    assert pipeline.source.kafka == {}
+    assert pipeline.decode.columns == parse("id long not null, note string")
+    assert pipeline.decode.unknown_fields == "reject"
+    assert pipeline.tombstones == "dead-letter"
+    assert pipeline.transform is None
+    assert pipeline.sink.url.get_secret_value() == ENV["DATABASE_URL"]
+    assert pipeline.sink.table == Table("payments")
+    assert pipeline.sink.mode == "append"
+    assert pipeline.sink.key == ()
+    assert pipeline.sink.lineage == ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
+    assert pipeline.dead_letters.max_share == 0.01
+    assert pipeline.batch.interval == timedelta(seconds=1)
+    assert pipeline.batch.max_records == 500_000
+    assert pipeline.spark == {}
+
+
+def test_the_example_is_loadable() -> None:
+    pipeline = load(ROOT / "examples/payments.toml", ENV)
+    assert pipeline.transform is not None
+    assert pipeline.transform.sql == "SELECT *, amount * 100 AS cents FROM records WHERE amount > 0"
+
+
+def test_the_tree_is_frozen_and_can_be_sent_to_executors(write: Path) -> None:
+    pipeline = loaded(write)
+    with pytest.raises(ValidationError, match="frozen"):
+        pipeline.name = "other"  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        pipeline.sink.mode = "upsert"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(pipeline)) == pipeline
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('"earliest"', "earliest"),
+        ('"latest"', "latest"),
+        ('"2026-01-31T12:00:00Z"', datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        ('"2026-01-31t13:00:00.5+01:00"', datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC)),
+        ("2026-01-31T12:00:00Z", datetime(2026, 1, 31, 12, tzinfo=UTC)),  # TOML's own times
+        ('{ payments = { "0" = 17, 1 = 0 } }', {"payments": {0: 17, 1: 0}}),
+    ],
+)
+def test_starts(write: Path, written: str, meant: object) -> None:
+    assert loaded(write, (TOPICS, f'topics = ["payments"]\nstart = {written}')).source.start == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("500ms", timedelta(milliseconds=500)),
+        ("2m", timedelta(minutes=2)),
+        ("1h", timedelta(hours=1)),
+        ("0s", timedelta(0)),
+    ],
+)
+def test_durations(write: Path, written: str, meant: timedelta) -> None:
+    assert loaded(write, (TABLE, f'table = "t"\n[batch]\ninterval = "{written}"')).batch.interval == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('"payments"', Table("payments")),
+        ('"shop.payments"', Table("payments", "shop")),
+        ('["shop", "we.ird"]', Table("we.ird", "shop")),
+        ('["we.ird"]', Table("we.ird")),
+        ("'\"; DROP TABLE x; --'", Table('"; DROP TABLE x; --')),
+        ('"select"', Table("select")),
+        ('"a b$c"', Table("a b$c")),
+        (f'"{"é" * 31}a"', Table("é" * 31 + "a")),  # 63 bytes
+    ],
+)
+def test_hostile_but_legal_tables(write: Path, written: str, meant: Table) -> None:
+    assert loaded(write, (TABLE, f"table = {written}")).sink.table == meant
+
+
+def test_hostile_but_legal_columns(write: Path) -> None:
+    schema = "schema = '`select` long not null, `a\"; DROP TABLE x; --` int, `$1` int, `ü b` int'"
+    names = [field.name for field in loaded(write, (SCHEMA, schema)).decode.columns]
+    assert names == ["select", 'a"; DROP TABLE x; --', "$1", "ü b"]
+
+
+def test_raw_and_string_have_the_records_own_columns(write: Path) -> None:
+    raw = loaded(write, (FORMAT, 'format = "raw"'), (SCHEMA, ""))
+    text = loaded(write, (FORMAT, 'format = "string"\ntombstones = "keep"'), (SCHEMA, ""))
+    assert raw.decode.columns == parse("key binary, value binary")
+    assert text.decode.columns == parse("key string, value string")
+    assert text.tombstones == "keep"
+
+
+def test_client_settings_in_either_spelling(write: Path) -> None:
+    pipeline = loaded(
+        write,
+        (
+            TABLE,
+            'table = "t"\n[source.kafka]\nsecurity.protocol = "SSL"\n"session.timeout.ms" = 9000\ncheck.crcs = true',
+        ),
+        (SINK, '[spark]\nmaster = "local[2]"\nsql.shuffle.partitions = 4\n"speculation" = false\n[sink]'),
+    )
+    assert revealed(pipeline.source.kafka) == {
+        "security.protocol": "SSL",
+        "session.timeout.ms": "9000",
+        "check.crcs": "true",
+    }
+    assert revealed(pipeline.spark) == {
+        "spark.master": "local[2]",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.speculation": "false",
+    }
+
+
+def test_keys_may_be_columns_or_lineage(write: Path) -> None:
+    key = '["id", "_kafka_topic", "_kafka_partition", "_kafka_offset"]'
+    pipeline = loaded(write, (TABLE, f'table = "t"\nmode = "dedupe"\nkey = {key}'))
+    assert pipeline.sink.key == ("id", "_kafka_topic", "_kafka_partition", "_kafka_offset")
+
+
+def test_upsert_deletes_on_null(write: Path) -> None:
+    assert loaded(write, (TABLE, 'table = "t"\nmode = "upsert"\nkey = ["id"]')).tombstones == "delete"
+
+
+def test_a_transform_decides_the_sinks_columns(write: Path) -> None:
+    """So the declared ones may be longer than the sink's names, and a key may be one that it makes."""
+    pipeline = loaded(
+        write,
+        (SCHEMA, f'schema = "{"x" * 64} long, xmin int"'),
+        (SINK, '[transform]\npython = "shop.rules:clean"\n[sink]'),
+        (TABLE, 'table = "t"\nmode = "upsert"\nkey = ["made"]'),
+    )
+    assert pipeline.sink.key == ("made",)
+
+
+def test_the_environment_fills_in_parts_of_any_string(write: Path) -> None:
+    write.write_text(edited((TOPICS, 'topics = ["${env:A}-${env:B}", "x"]')))
+    assert load(write, ENV | {"A": "pay", "B": "ments"}).source.topics == ("pay-ments", "x")
+
+
+def test_a_byte_order_mark_and_windows_line_ends(write: Path) -> None:
+    write.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load(write, ENV).name == "payments"
+
+
+@pytest.mark.parametrize("pattern", [r"payments\..*", "^(?!_)[a-z0-9-]+$", "(a|b){2,3}", r"[^.]+\.v\d?"])
+def test_topic_patterns(write: Path, pattern: str) -> None:
+    assert loaded(write, (TOPICS, f"topics_pattern = '{pattern}'")).source.topics_pattern == pattern
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+LONG = "x" * 63
+BAD: dict[str, tuple[tuple[int, str], str]] = {
+    # keys
+    "unknown key": ((GUARANTEE, 'guarantee = "exactly-once"\nengin = "spark"'), "p.toml:3: engin: is not a key, did you mean engine?; known keys: name, guarantee, engine"),
+    "unknown section": ((SINK, "[sinks]"), "p.toml:12: sinks: is not a key, did you mean sink?; known keys"),
+    "unknown key in a section": ((TOPICS, 'topics = ["payments"]\ntopic = "x"'), "p.toml:7: source.topic: is not a key, did you mean topics?; known keys: brokers, topics"),
+    "unknown nested table": ((SINK, "[sink.options]\nx = 1\n[sink]"), "p.toml:12: sink.options: is not a key; known keys: mode, key"),
+    "missing key": ((GUARANTEE, ""), 'p.toml: guarantee: is missing; "at-most-once", "at-least-once", "exactly-once"'),
+    "missing key in a section": ((BROKERS, ""), "p.toml:4: source.brokers: is missing; host:port"),
+    "batch that is no table": ((GUARANTEE, 'guarantee = "exactly-once"\nbatch = 5'), "p.toml:3: batch: should be a table; a table [batch]"),
+    # names and words
+    "guarantee": ((GUARANTEE, 'guarantee = "exactly-onse"'), "p.toml:2: guarantee: 'exactly-onse' is not known, did you mean exactly-once?; \"at-most-once\""),
+    "guarantee of no kind": ((GUARANTEE, "guarantee = 1"), "p.toml:2: guarantee: should be"),
+    "engine": ((GUARANTEE, 'guarantee = "exactly-once"\nengine = "flink"'), "p.toml:3: engine: 'flink' is not known; \"spark\" or \"consumer\""),
+    "pipeline name": ((NAME, 'name = "pay ments"'), "p.toml:1: name: 'pay ments' is not a pipeline's name; 1 to 200 letters"),
+    "pipeline name too long": ((NAME, f'name = "{"x" * 201}"'), "is not a pipeline's name; 1 to 200 letters"),
+    "pipeline name that is a path": ((NAME, 'name = ".."'), "p.toml:1: name: '..' is not a pipeline's name"),
+    "pipeline name with escapes": ((NAME, r'name = "\u001b[31m"'), r"p.toml:1: name: '\x1b[31m' is not"),
+    # source
+    "brokers without port": ((BROKERS, 'brokers = "a:1,b"'), "p.toml:5: source.brokers: entry 2 is not host:port; host:port, several"),
+    "brokers with a port of no kind": ((BROKERS, 'brokers = "a:70000"'), "p.toml:5: source.brokers: entry 1 is not host:port"),
+    "brokers with a scheme": ((BROKERS, 'brokers = "SSL://a:1"'), "p.toml:5: source.brokers: entry 1 is not host:port"),
+    "topic": ((TOPICS, 'topics = ["ok", "no good"]'), "p.toml:6: source.topics[1]: 'no good' is not a topic's name; 1 to 249 letters"),
+    "topic of dots": ((TOPICS, 'topics = [".."]'), "p.toml:6: source.topics[0]: '..' is not a topic's name"),
+    "topic too long": ((TOPICS, f'topics = ["{"x" * 250}"]'), "is not a topic's name; 1 to 249"),
+    "topic outside ASCII": ((TOPICS, 'topics = ["größe"]'), "'größe' is not a topic's name"),
+    "topics as a string": ((TOPICS, 'topics = "payments"'), "p.toml:6: source.topics: should be a valid tuple; a list of topic names"),
+    "topic twice": ((TOPICS, 'topics = ["a", "b", "a"]'), "p.toml:6: source.topics: 'a' is there 2 times; each topic once"),
+    "no topic": ((TOPICS, "topics = []"), "p.toml:6: source.topics: no topic is named; either topics"),
+    "topics and pattern": ((TOPICS, 'topics = ["a"]\ntopics_pattern = "b"'), "p.toml:7: source.topics_pattern: stands beside topics; either topics"),
+    "pattern that does not compile": ((TOPICS, 'topics_pattern = "(a"'), "p.toml:6: source.topics_pattern: '(a' does not compile: missing )"),
+    "pattern only Python has": ((TOPICS, 'topics_pattern = "(?P<x>a)"'), "source.topics_pattern: '(?P<x>a)' is not a plain regular expression; letters"),
+    "pattern only Java has": ((TOPICS, 'topics_pattern = "[a-z&&[^b]]"'), "is not a plain regular expression"),
+    "pattern read in two ways": ((TOPICS, 'topics_pattern = "[+--]"'), "is not a plain regular expression"),
+    "empty pattern": ((TOPICS, 'topics_pattern = ""'), "p.toml:6: source.topics_pattern: '' is not a plain"),
+    "start": ((TOPICS, 'topics = ["a"]\nstart = "begin"'), "p.toml:7: source.start: 'begin' is not a start; \"earliest\", \"latest\""),
+    "start without zone": ((TOPICS, 'topics = ["a"]\nstart = 2026-01-31T12:00:00'), "p.toml:7: source.start: 2026-01-31 12:00:00 has no zone"),
+    "start without zone, as text": ((TOPICS, 'topics = ["a"]\nstart = "2026-01-31T12:00:00"'), "p.toml:7: source.start: '2026-01-31T12:00:00' is not a start"),
+    "start at no time": ((TOPICS, 'topics = ["a"]\nstart = "2026-02-30T12:00:00Z"'), "is no time of any calendar"),
+    "start before Kafka": ((TOPICS, 'topics = ["a"]\nstart = "1969-12-31T23:59:59Z"'), "is before 1970"),
+    "start at an offset of no topic": ((TOPICS, 'topics = ["a"]\nstart = { b = { "0" = 1 } }'), "p.toml:7: source.start.b: is not among source.topics"),
+    "start at an offset below zero": ((TOPICS, 'topics = ["a"]\n[source.start]\na = { "0" = -1 }'), "p.toml:8: source.start.a.0: is not an offset"),
+    "start at an offset of no kind": ((TOPICS, 'topics = ["a"]\nstart = { a = { "0" = true } }'), "source.start.a.0: is not an offset"),
+    "start in a partition of no kind": ((TOPICS, 'topics = ["a"]\nstart = { a = { "x" = 1 } }'), "source.start.a.x: is not a partition's number"),
+    "start in a partition twice": ((TOPICS, 'topics = ["a"]\nstart = { a = { 0 = 1, 00 = 1 } }'), "source.start.a: names a partition twice"),
+    "start in an unquoted topic": ((TOPICS, 'topics = ["a.b"]\nstart = { a.b = 1 }'), "source.start.a.b: is not a partition's number"),
+    "on_data_loss": ((TOPICS, 'topics = ["a"]\non_data_loss = "skipp"'), "p.toml:7: source.on_data_loss: 'skipp' is not known, did you mean skip?; \"stop\" or \"skip\""),
+    "kafka: ours": ((SINK, '[source.kafka]\ngroup.id = "x"\n[sink]'), "p.toml:13: source.kafka.group.id: is avow's own: it is the pipeline's name; any other client setting"),
+    "kafka: auto commit": ((SINK, '[source.kafka]\n"enable.auto.commit" = true\n[sink]'), "p.toml:13: source.kafka.enable.auto.commit: is avow's own: positions are told"),
+    "kafka: reset": ((SINK, '[source.kafka]\nauto.offset.reset = "latest"\n[sink]'), "is avow's own: a run always starts from the ledger's position"),
+    "kafka: isolation": ((SINK, '[source.kafka]\nisolation.level = "read_uncommitted"\n[sink]'), "is avow's own: only committed records are read"),
+    "kafka: Spark's spelling": ((SINK, '[source.kafka]\nkafka.security.protocol = "SSL"\n[sink]'), "p.toml:13: source.kafka.kafka.security.protocol: begins with kafka.; client settings without it: security.protocol"),
+    "kafka: a list": ((SINK, "[source.kafka]\nx = [1]\n[sink]"), "p.toml:13: source.kafka.x: is no string, number or boolean"),
+    "kafka: twice": ((SINK, '[source.kafka]\na.b = 1\n"a.b" = 2\n[sink]'), "source.kafka.a.b: is there twice"),
+    "kafka: a path with ..": ((SINK, '[source.kafka]\nssl.ca.location = "../ca.pem"\n[sink]'), "p.toml:13: source.kafka.ssl.ca.location: holds a path with ..; paths without .."),
+    # decode
+    "format": ((FORMAT, 'format = "avrov"'), "p.toml:9: decode.format: 'avrov' is not known; \"json\", \"raw\" or \"string\""),
+    "json without schema": ((SCHEMA, ""), "p.toml:8: decode.schema: is missing; json needs the columns"),
+    "raw with schema": ((FORMAT, 'format = "raw"'), "p.toml:10: decode.schema: is for json only; raw and string"),
+    "string with unknown_fields": ((FORMAT, 'format = "string"\nunknown_fields = "keep"\n[x]'), "decode.unknown_fields: is for json only"),
+    "schema": ((SCHEMA, 'schema = "id lng"'), "p.toml:10: decode.schema: column 1: 'lng' is not a type (did you mean long?); Types: boolean, byte"),
+    "schema of no kind": ((SCHEMA, "schema = 5"), "p.toml:10: decode.schema: should be a string; columns in Spark's spelling"),
+    "unknown_fields": ((SCHEMA, 'schema = "id long"\nunknown_fields = "drop"'), "p.toml:11: decode.unknown_fields: 'drop' is not known; \"reject\", \"ignore\" or \"keep\""),
+    "tombstones": ((SCHEMA, 'schema = "id long"\ntombstones = "delete"'), "p.toml:11: decode.tombstones: 'delete' is not known, did you mean dead-letter?; \"dead-letter\", \"skip\" or \"keep\""),
+    "tombstones kept in required columns": ((SCHEMA, 'schema = "id long not null"\ntombstones = "keep"'), "p.toml:11: decode.tombstones: a null value has no columns"),
+    "column named like lineage": ((SCHEMA, 'schema = "id long, _Kafka_Offset long"'), "p.toml:10: decode.schema: column 2, '_Kafka_Offset', has the name of one of avow's own; another name, or another sink.lineage_prefix"),
+    "column named like the rest": ((SCHEMA, 'schema = "_rest string"'), "p.toml:10: decode.schema: column 1, '_rest', has the name of one of avow's own"),
+    "column named like PostgreSQL's": ((SCHEMA, 'schema = "xmin long"'), "column 1, 'xmin', has a name that the sink keeps for itself"),
+    "column over 63 bytes": ((SCHEMA, f'schema = "{LONG}y long"'), "', is 64 bytes long and would be cut at 63; a shorter name"),
+    "columns equal after 63 bytes": ((SCHEMA, f'schema = "{LONG} long, {LONG}y long"'), "', is 64 bytes long and would be cut at 63, where it equals another column's;"),
+    "too many columns": ((SCHEMA, f'schema = "{", ".join(f"c{n} int" for n in range(1596))}"'), "decode.schema: has too many columns; at most 1595"),
+    # transform
+    "transform with both": ((SINK, '[transform]\nsql = "SELECT 1"\npython = "a:b"\n[sink]'), "p.toml:12: transform: sql and python are both there; either sql or python"),
+    "transform with neither": ((SINK, "[transform]\n[sink]"), "p.toml:12: transform: is empty; either sql or python"),
+    "transform with a blank sql": ((SINK, '[transform]\nsql = " "\n[sink]'), "p.toml:13: transform.sql: "),
+    "transform with no function": ((SINK, '[transform]\npython = "../x.py"\n[sink]'), "p.toml:13: transform.python: '../x.py' names no function; \"module:function\""),
+    "sql without Spark": ((GUARANTEE, 'guarantee = "exactly-once"\nengine = "consumer"\ntransform.sql = "SELECT 1"'), "p.toml:3: engine: the consumer has no SQL; transform.python, or engine = \"spark\""),
+    # sink
+    "kind that is not built": ((KIND, 'kind = "delta"\npath = "/x"'), "p.toml:13: sink.kind: 'delta' is not known; known kinds: postgres"),
+    "no kind": ((KIND, ""), "p.toml:12: sink.kind: is missing; known kinds: postgres"),
+    "kind of no kind": ((KIND, "kind = [1]"), "p.toml:13: sink.kind: [1] is not known"),
+    "mode": ((TABLE, 'table = "t"\nmode = "insert"'), "p.toml:16: sink.mode: 'insert' is not known, did you mean upsert?; \"append\", \"dedupe\" or \"upsert\""),
+    "url of another database": ((URL, 'url = "mysql://h/d"'), "p.toml:14: sink.url: is not a PostgreSQL URL; postgresql://user@host:port/database"),
+    "url with a space": ((URL, 'url = "postgresql://h/d b"'), "p.toml:14: sink.url: holds a space or a control character"),
+    "url with a path with ..": ((URL, 'url = "postgresql://h/d?sslrootcert=../x"'), "p.toml:14: sink.url: holds a path with ..; paths without .."),
+    "table of three parts": ((TABLE, 'table = "a.b.c"'), 'p.toml:15: sink.table: is not a table\'s name; "table" or "schema.table"; a name that itself holds a dot: ["schema", "we.ird"]'),
+    "table that is a path": ((TABLE, 'table = "../x"'), "p.toml:15: sink.table: is not a table's name"),
+    "empty table": ((TABLE, 'table = ""'), "p.toml:15: sink.table: is not a table's name"),
+    "empty schema": ((TABLE, 'table = ".x"'), "p.toml:15: sink.table: is not a table's name"),
+    "table over 63 bytes": ((TABLE, f'table = "{"é" * 32}"'), "is 64 bytes long and would be cut at 63; names of at most 63 bytes"),
+    "schema over 63 bytes": ((TABLE, f'table = "{"s" * 64}.t"'), "is 64 bytes long and would be cut at 63"),
+    "table with NUL": ((TABLE, r'table = "a\u0000b"'), r"p.toml:15: sink.table: 'a\x00b' holds a control character"),
+    "table among avow's own": ((TABLE, 'table = "avow.ledger"'), "p.toml:15: sink.table: the schema 'avow' is not yours to use; any other schema"),
+    "table among PostgreSQL's own": ((TABLE, 'table = "pg_catalog.x"'), "the schema 'pg_catalog' is not yours to use"),
+    "append with key": ((TABLE, 'table = "t"\nkey = ["id"]'), 'p.toml:16: sink.key: append takes no key; mode = "dedupe" or "upsert"'),
+    "upsert without key": ((TABLE, 'table = "t"\nmode = "upsert"'), "p.toml:12: sink.key: is missing: upsert needs one; the columns that name a row"),
+    "dedupe without key": ((TABLE, 'table = "t"\nmode = "dedupe"\nkey = []'), "p.toml:17: sink.key: is missing: dedupe needs one"),
+    "key twice": ((TABLE, 'table = "t"\nmode = "dedupe"\nkey = ["id", "id"]'), "p.toml:17: sink.key: names a column twice"),
+    "key that is no column": ((TABLE, 'table = "t"\nmode = "dedupe"\nkey = ["id", "Id"]'), "p.toml:17: sink.key[1]: 'Id' is not a column; columns of decode.schema, in the same case"),
+    "key that may be null": ((TABLE, 'table = "t"\nmode = "upsert"\nkey = ["note"]'), "p.toml:17: sink.key[0]: 'note' may be null; columns that decode.schema declares as not null"),
+    "key with a long name": ((TABLE, f'table = "t"\nmode = "upsert"\nkey = ["{LONG}y"]'), "is 64 bytes long and would be cut at 63"),
+    "lineage prefix too long": ((TABLE, f'table = "t"\nlineage_prefix = "{"p" * 55}"'), "p.toml:16: sink.lineage_prefix: "),
+    "lineage prefix with a newline": ((TABLE, r"""table = "t"
+lineage_prefix = "a\n" """), r"'a\ntopic' holds a control character; a short prefix"),
+    # the rest
+    "share above one": ((TABLE, 'table = "t"\n[dead_letters]\nmax_share = 1.5'), "p.toml:17: dead_letters.max_share: should be less than or equal to 1; a share from 0 to 1"),
+    "share below zero": ((TABLE, 'table = "t"\n[dead_letters]\nmax_share = -0.1'), "p.toml:17: dead_letters.max_share: should be greater than or equal to 0"),
+    "share of no kind": ((TABLE, 'table = "t"\n[dead_letters]\nmax_share = nan'), "p.toml:17: dead_letters.max_share: should be"),
+    "share as a boolean": ((TABLE, 'table = "t"\n[dead_letters]\nmax_share = true'), "p.toml:17: dead_letters.max_share: should be"),
+    "interval as a number": ((TABLE, 'table = "t"\n[batch]\ninterval = 1'), "p.toml:17: batch.interval: 1 is not a duration; a number and ms, s, m or h"),
+    "interval of no unit": ((TABLE, 'table = "t"\n[batch]\ninterval = "1 day"'), "p.toml:17: batch.interval: '1 day' is not a duration"),
+    "interval too long": ((TABLE, 'table = "t"\n[batch]\ninterval = "61m"'), "p.toml:17: batch.interval: '61m' is too long"),
+    "no records": ((TABLE, 'table = "t"\n[batch]\nmax_records = 0'), "p.toml:17: batch.max_records: should be greater than or equal to 1; a number from 1"),
+    "records as text": ((TABLE, 'table = "t"\n[batch]\nmax_records = "5"'), "p.toml:17: batch.max_records: should be a valid integer"),
+    "spark: speculation": ((SINK, "[spark]\nspeculation = true\n[sink]"), "p.toml:13: spark.speculation: would run two attempts of a task at once; false"),
+    "spark: checkpoint": ((SINK, '[spark]\nsql.streaming.checkpointLocation = "/x"\n[sink]'), "p.toml:13: spark.sql.streaming.checkpointLocation: is avow's own: a run makes a checkpoint"),
+    "spark: the name twice": ((SINK, '[spark]\n"spark.master" = "local"\n[sink]'), "p.toml:13: spark.spark.master: begins with spark.; in this table without it: master"),
+    "spark: a path with ..": ((SINK, '[spark]\nlocal.dir = "/a/../b"\n[sink]'), "p.toml:13: spark.local.dir: holds a path with .."),
+    "spark: no table": ((GUARANTEE, 'guarantee = "exactly-once"\nspark = "local"'), "p.toml:3: spark: should be a table; name = value"),
+    # the environment
+    "variable that is not set": ((URL, 'url = "${env:NOPE}"'), "p.toml:14: sink.url: the environment has no variable NOPE; export NOPE=..."),
+    "variable without a name": ((URL, 'url = "${env:}"'), "p.toml:14: sink.url: holds a ${env:...} without a variable's name; ${env:NAME}"),
+    "variable never closed": ((URL, 'url = "${env:DATABASE_URL"'), "p.toml:14: sink.url: holds a ${env:...} without a variable's name"),
+    # TOML
+    "not TOML": ((BROKERS, "brokers localhost"), "p.toml:5: not TOML: Expected '=' after a key"),
+    "key twice in TOML": ((BROKERS, "brokers = 'a:1'\nbrokers = 'b:1'"), "p.toml:6: not TOML: Cannot overwrite a value"),
+    "cut short": ((TABLE, 'table = ["a",'), "p.toml:15: not TOML: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_of_each_kind(case: str, write: Path) -> None:
+    edit, expected = BAD[case]
+    message = refused(write, edited(edit))
+    assert expected in message
+    if case not in (
+        "unknown section",
+        "string with unknown_fields",
+        "columns equal after 63 bytes",
+    ):
+        assert len(message.splitlines()) == 1, message
+
+
+def test_upsert_has_its_own_tombstones(write: Path) -> None:
+    text = edited(
+        (SCHEMA, 'schema = "id long not null"\ntombstones = "skip"'), (TABLE, 'table="t"\nmode="upsert"\nkey=["id"]')
+    )
+    assert "p.toml:11: decode.tombstones: upsert has its own: a null value deletes the row" in refused(write, text)
+
+
+def test_a_lineage_column_may_not_meet_a_declared_one(write: Path) -> None:
+    text = edited((SCHEMA, 'schema = "k_offset long"'), (TABLE, 'table = "t"\nlineage_prefix = "k_"'))
+    assert "p.toml:10: decode.schema: column 1, 'k_offset', has the name of one of avow's own" in refused(write, text)
+    transformed = text.replace("[sink]", '[transform]\npython = "a:b"\n[sink]')
+    assert "has the name of one of avow's own" in refused(write, transformed)
+
+
+def test_problems_are_reported_together_in_the_order_of_the_file(write: Path) -> None:
+    text = edited(
+        (NAME, 'name = "a b"'),
+        (BROKERS, 'brokers = "x"'),
+        (TOPICS, 'topics = ["ok", "a b", "c d"]'),
+        (SCHEMA, 'schema = "id lng"'),
+        (URL, 'url = "${env:NOPE}"'),
+        (TABLE, 'tabel = "t"\n[batch]\nmax_records = 0'),
+    )
+    keys = [line.split(": ")[:2] for line in refused(write, text).splitlines()]
+    assert keys == [
+        ["p.toml:1", "name"],
+        ["p.toml:5", "source.brokers"],
+        ["p.toml:6", "source.topics[1]"],
+        ["p.toml:6", "source.topics[2]"],
+        ["p.toml:10", "decode.schema"],
+        ["p.toml:12", "sink.table"],
+        ["p.toml:14", "sink.url"],
+        ["p.toml:15", "sink.tabel"],
+        ["p.toml:17", "batch.max_records"],
+    ]
+
+
+def test_lines_are_found_in_spite_of_strings_of_several_lines(write: Path) -> None:
+    text = edited((SINK, '[transform]\nsql = """\n[sink]\nmode = 1\n"""\n[sink]'), (TABLE, 'table = "t"\nmode = "x"'))
+    assert "p.toml:21: sink.mode: 'x' is not known" in refused(write, text)
+
+
+def test_a_check_from_outside_is_reported_with_its_line(write: Path) -> None:
+    write.write_text(GOOD)
+    problem = settings.Problem(("sink", "table"), "is wrong", "something else")
+    with pytest.raises(ConfigError, match=r"^p\.toml:15: sink\.table: is wrong; something else$"):
+        load(write, ENV, check=lambda _: [problem])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe4"')
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 100_000)
+    for name, expected in [
+        ("none.toml", "none.toml: there is no such file"),
+        ("", "cannot be read: Is a directory"),
+        ("latin.toml", "latin.toml: byte 8 is not UTF-8"),
+        ("deep.toml", "deep.toml: not TOML: nested too deeply"),
+    ]:
+        with pytest.raises(ConfigError) as error:
+            load(tmp_path / name, ENV)
+        assert expected in str(error.value)
+        assert error.value.exit_code == 2
+
+
+def test_an_empty_file_names_what_is_missing(write: Path) -> None:
+    missing = [line.split(": ")[1:3] for line in refused(write, "").splitlines()]
+    assert missing == [[key, "is missing; " + rest] for key, rest in [
+        ("name", "1 to 200 letters, digits, . _ and -"),
+        ("guarantee", '"at-most-once", "at-least-once", "exactly-once"'),
+        ("source", "a table [source]"),
+        ("decode", "a table [decode]"),
+        ("sink", "a table [sink]"),
+    ]]  # fmt: skip
+
+
+# --- the reference --------------------------------------------------------------------------------------
+
+
+def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Every key of the tree, as the file spells it."""
+    nested: dict[str, type[BaseModel]] = {
+        "source": settings.Source,
+        "decode": settings.Decode,
+        "transform": settings.Transform,
+        "sink": settings.Postgres,
+        "dead_letters": settings.DeadLetters,
+        "batch": settings.Batch,
+    }
+    for name, field in model.model_fields.items():
+        key = above + (field.alias or name)
+        if key in nested:
+            yield from keys(nested[key], f"{key}.")
+        else:
+            yield key
+
+
+def test_the_reference_names_every_key_and_no_other() -> None:
+    text = (ROOT / "docs/PIPELINE.md").read_text()
+    rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    assert rows == set(keys(Pipeline))
