@@ -98,6 +98,9 @@ class Counts:
         )
 
 
+NOTHING = Counts()
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The last claimed record, so that a log that was cut and grew again is noticed.
@@ -117,7 +120,7 @@ class Entry:
     position: int  # the next offset that has not been claimed
     topic_id: str  # Kafka's own id: a topic made again under the same name has another
     run: int  # the fence: the newest run that owns this partition
-    counts: Counts = Counts()  # over all claims
+    counts: Counts = NOTHING  # over all claims
     last: Fingerprint | None = None  # None until a record was claimed
 
 
@@ -200,7 +203,7 @@ def judge(position: int, planned: OffsetRange) -> OffsetRange:
 
 
 def claim(
-    entry: Entry, done: OffsetRange, run: int, counts: Counts = Counts(), last: Fingerprint | None = None
+    entry: Entry, done: OffsetRange, run: int, counts: Counts = NOTHING, last: Fingerprint | None = None
 ) -> Entry:
     """The entry after a claim of ``done``: compare-and-set on the position, fenced by the run."""
     if entry.run > run:

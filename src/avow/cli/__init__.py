@@ -1,0 +1,85 @@
+"""The command line: one file a command group. Owns exit codes and how errors are shown, nothing of the work."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+
+from avow.errors import AvowError
+
+# The commands, by what a person wants to do. Each is a module of this folder with a function of that name;
+# it is imported when it is used, so that `avow status` does not wait for what only `avow run` needs.
+COMMANDS = {
+    "Try it here": {
+        "up": ("local", "Start the local cluster: three Kafka nodes and PostgreSQL."),
+        "down": ("local", "Stop it. The data stays."),
+        "status": ("local", "Addresses, pids, leaders, in-sync replicas, disk use."),
+        "doctor": ("doctor", "Check that this machine has what avow needs."),
+    },
+    "Pipelines": {
+        "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
+    },
+}
+MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+
+EXIT_CODES = """\
+Exit codes: 0 done · 1 failed · 2 refused: bad command line or pipeline file · 3 this machine lacks something \
+· 4 Kafka failed · 5 the sink failed · 70 a bug of ours; nothing went on"""
+
+
+class Avow(click.Group):
+    """Commands in groups, loaded when used; errors of ours shown without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in MODULES:
+            return None
+        command = getattr(import_module(f"avow.cli.{MODULES[cmd_name]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for title, group in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_, summary) in group.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AvowError as error:
+            fail(error)
+
+
+def fail(error: AvowError) -> NoReturn:
+    """Show an error and end with its exit code."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {_plain(str(error))}")
+    if error.advice:
+        console.print(f"[bold]what to do:[/] {_plain(error.advice)}")
+    sys.exit(error.exit_code)
+
+
+def _plain(text: str) -> str:
+    """Safe to show: no markup of ours, no control codes of someone else's."""
+    kept = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    return kept.replace("[", r"\[")
+
+
+@click.group(
+    cls=Avow,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="avow", message="%(prog)s %(version)s")
+def main() -> None:
+    """avow moves Kafka topics into PostgreSQL, a data lake or another topic, on Spark.
+
+    The delivery guarantee is one declared word (at-most-once, at-least-once, exactly-once), kept by the
+    protocol, proven by fault injection, and checked by an audit.
+    """

@@ -1,0 +1,34 @@
+"""``avow doctor``: is this machine ready?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from avow.cli.local import folder_option
+from avow.local.doctor import checks
+
+
+@click.command(epilog="Exit code 0 if nothing is wrong, 3 if something is.")
+@folder_option
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def doctor(folder: Path, as_json: bool) -> None:
+    """Check that this machine has what avow needs, and say what to do where it has not."""
+    console = Console(highlight=False, soft_wrap=True)
+    found = []
+    for check in checks(folder):
+        found.append(check)
+        if as_json:
+            continue
+        mark = "[green]ok[/]     " if check.ok else "[red]problem[/]"
+        console.print(f"  {mark} {check.name:<13}{check.found}")
+        if not check.ok:
+            console.print(f"  {'':<21}[bold]what to do:[/] {check.advice}")
+    if as_json:
+        click.echo(json.dumps([asdict(check) for check in found], indent=2))
+    if not all(check.ok for check in found):
+        raise SystemExit(3)

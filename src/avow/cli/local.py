@@ -1,0 +1,152 @@
+"""``avow up | down | status``: the local cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from avow.kafka.metadata import Partition
+from avow.local.cluster import Cluster, Progress, Status
+from avow.local.part import State
+
+COLOURS = {State.UP: "green", State.PAUSED: "yellow", State.DOWN: "red"}
+PORT = click.IntRange(1024, 65000)
+
+
+def folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--dir",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path(".avow"),
+        show_default=True,
+        envvar="AVOW_DIR",
+        help="The cluster's folder. Two folders are two clusters.",
+    )(command)
+
+
+@click.command(epilog="The data stays over `down` and `up`. Loopback only, and no passwords: not for production.")
+@folder_option
+@click.option("--brokers", type=click.IntRange(1, 9), help="How many Kafka nodes.  [default: 3]")
+@click.option("--postgres/--no-postgres", default=None, help="With or without PostgreSQL.  [default: with]")
+@click.option("--kafka-port", type=PORT, help="The first node's port, the next ones count up.  [default: free ones]")
+@click.option("--postgres-port", type=PORT, help="PostgreSQL's port.  [default: a free one]")
+@click.option("--fresh", is_flag=True, help="Erase what is there and start empty.")
+def up(
+    folder: Path,
+    brokers: int | None,
+    postgres: bool | None,
+    kafka_port: int | None,
+    postgres_port: int | None,
+    fresh: bool,
+) -> None:
+    """Start the local cluster, or what of it is not running.
+
+    Three Kafka nodes (replication factor 3, min.insync.replicas 2, transactions ready) and PostgreSQL 18, as
+    background processes of this machine.
+    """
+    cluster = Cluster(folder)
+    started = time.monotonic()
+    cluster.up(
+        brokers=brokers,
+        postgres=postgres,
+        kafka_port=kafka_port,
+        postgres_port=postgres_port,
+        fresh=fresh,
+        progress=_progress_lines(started),
+    )
+    console = Console(highlight=False)
+    console.print(f"\n[bold green]up[/] in {time.monotonic() - started:.1f} s")
+    _print_addresses(console, cluster.bootstrap, cluster.postgres_url)
+    console.print("  look        avow status")
+    console.print("  stop        avow down")
+
+
+@click.command()
+@folder_option
+def down(folder: Path) -> None:
+    """Stop the local cluster. The data stays.
+
+    Ends exactly the processes it started, by pid.
+    """
+    started = time.monotonic()
+    Cluster(folder).down(_progress_lines(started))
+
+
+@click.command(epilog="Exit code 0 if all parts are up, 1 if not.")
+@folder_option
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def status(folder: Path, as_json: bool) -> None:
+    """Addresses, pids, versions, leaders, in-sync replicas and disk use."""
+    found = Cluster(folder).status()
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "all_up": found.all_up}, indent=2))
+    else:
+        _print_status(Console(highlight=False), found)
+    if not found.all_up:
+        raise SystemExit(1)
+
+
+def _progress_lines(started: float) -> Progress:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def line(part: str, text: str) -> None:
+        console.print(f"  {part:<11} {text:<60} {time.monotonic() - started:5.1f} s")
+
+    return line
+
+
+def _print_addresses(console: Console, bootstrap: str, postgres_url: str | None) -> None:
+    console.print(f"  bootstrap   {bootstrap}", soft_wrap=True)
+    if postgres_url:
+        console.print(f"  postgres    {postgres_url}", soft_wrap=True)
+
+
+def _print_status(console: Console, found: Status) -> None:
+    parts = Table("part", "state", "address", "pid", "version", "disk", box=None, pad_edge=False)
+    for part in found.parts:
+        parts.add_row(
+            part.name,
+            f"[{COLOURS[part.state]}]{part.state}[/]",
+            part.address,
+            str(part.pid or "-"),
+            part.version or "-",
+            f"{part.disk_bytes / 1e6:.1f} MB",
+        )
+    console.print(parts)
+    console.print()
+    _print_addresses(console, found.bootstrap, found.postgres_url)
+    if found.problem:
+        console.print(f"  kafka       [red]{found.problem}[/]", soft_wrap=True)
+        return
+    under = sum(partition.under_replicated for partition in found.partitions)
+    health = "[green]all in sync[/]" if not under else f"[red]{under} under-replicated[/]"
+    console.print(f"  controller  broker-{found.controller}")
+    console.print(f"  partitions  {len(found.partitions)}, {health}\n")
+    console.print(_topics(found.partitions))
+
+
+def _topics(partitions: tuple[Partition, ...]) -> Table:
+    by_topic = defaultdict(list)
+    for partition in partitions:
+        by_topic[partition.topic].append(partition)
+    table = Table("topic", "partitions", "leaders", "in sync", box=None, pad_edge=False)
+    for topic, members in by_topic.items():
+        leaders = sorted({p.leader for p in members})
+        in_sync, replicas = sum(len(p.in_sync) for p in members), sum(len(p.replicas) for p in members)
+        table.add_row(
+            topic,
+            str(len(members)),
+            ", ".join(f"broker-{n}" if n > 0 else "[red]none[/]" for n in leaders),
+            f"[{'green' if in_sync == replicas else 'red'}]{in_sync} of {replicas}[/]",
+        )
+    return table

@@ -1,0 +1,408 @@
+"""The local cluster as a whole: up, down, status, and its parts by name for faults.
+
+Everything is in one folder (``.avow`` by default): ``cluster.json`` says what it is made of, each part has a
+folder with its data, its log and its pid. The folder is the only state: any process can look, mend or stop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from avow.errors import LocalError, SourceError
+from avow.kafka import metadata
+from avow.local import jars, java
+from avow.local.broker import Broker, kafka_uuid
+from avow.local.part import Part, State
+from avow.local.postgres import Postgres
+
+READY_TIMEOUT_S = 90
+# Below the range from which the kernel takes ports for outgoing connections: a client that keeps trying to
+# reach a dead broker on a port of that range can end up connected to itself, and then holds the port.
+PORTS = range(20000, 32000)
+
+Progress = Callable[[str, str], None]  # (part, what it does)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What ``cluster.json`` holds: what the cluster is made of, and where it listens."""
+
+    cluster_id: str
+    kafka_version: str
+    broker_ports: tuple[int, ...]
+    controller_ports: tuple[int, ...]
+    postgres_port: int | None  # None: no PostgreSQL
+
+    @classmethod
+    def read(cls, path: Path) -> Layout:
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text())
+            raw["broker_ports"] = tuple(raw["broker_ports"])
+            raw["controller_ports"] = tuple(raw["controller_ports"])
+            return cls(**raw)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LocalError(
+                f"{path} cannot be read: {error}",
+                advice="`avow up --fresh` starts over with an empty cluster.",
+            ) from error
+
+    def write(self, path: Path) -> None:
+        making = path.with_suffix(".new")
+        making.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        making.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    name: str
+    state: State
+    address: str
+    pid: int | None
+    version: str
+    disk_bytes: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    folder: str
+    bootstrap: str
+    postgres_url: str | None
+    parts: tuple[PartStatus, ...]
+    controller: int | None
+    partitions: tuple[metadata.Partition, ...]
+    problem: str  # why Kafka's own view is missing; empty if it is there
+
+    @property
+    def all_up(self) -> bool:
+        return not self.problem and all(part.state is State.UP for part in self.parts)
+
+
+class Cluster:
+    """A handle on the cluster in ``folder``. Making one touches nothing."""
+
+    def __init__(self, folder: Path = Path(".avow")) -> None:
+        self.folder = folder.absolute()
+        self._file = self.folder / "cluster.json"
+
+    @property
+    def exists(self) -> bool:
+        return self._file.exists()
+
+    @property
+    def layout(self) -> Layout:
+        if not self.exists:
+            raise LocalError(f"no local cluster in {self.folder}", advice="`avow up` starts one.")
+        return Layout.read(self._file)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.layout.broker_ports)
+
+    @property
+    def postgres_url(self) -> str | None:
+        postgres = self.postgres()
+        return postgres.url if postgres else None
+
+    def parts(self) -> list[Part]:
+        postgres = self.postgres()
+        return [*self.brokers(), *([postgres] if postgres else [])]
+
+    def part(self, name: str) -> Part:
+        """One part by name, for its handles: kill, pause, resume, stop, start."""
+        for part in self.parts():
+            if part.name == name:
+                return part
+        raise LocalError(f"no part named {name}; there are {', '.join(p.name for p in self.parts())}")
+
+    def brokers(self) -> list[Broker]:
+        layout = self.layout
+        voters = dict(enumerate(layout.controller_ports, 1))
+        return [
+            Broker(number, self.folder / f"broker-{number}", port, voters)
+            for number, port in enumerate(layout.broker_ports, 1)
+        ]
+
+    def postgres(self) -> Postgres | None:
+        port = self.layout.postgres_port
+        return Postgres(self.folder / "postgres", port) if port else None
+
+    def up(
+        self,
+        *,
+        brokers: int | None = None,
+        postgres: bool | None = None,
+        kafka_port: int | None = None,
+        postgres_port: int | None = None,
+        fresh: bool = False,
+        progress: Progress = lambda _part, _text: None,
+    ) -> None:
+        """Start what is not running and wait until all of it is ready. Starts everything the first time."""
+        with self._locked(make=True):
+            if fresh and self.exists:
+                self._stop_all(progress)
+                self._erase()
+            progress("jars", f"{len(jars.classpath('kafka'))} verified, Java {java.find().version}")
+            self._lay_out(brokers, postgres, kafka_port, postgres_port)
+            with ThreadPoolExecutor(1) as beside:
+                database = beside.submit(self._start_postgres, progress)
+                self._start_brokers(progress)
+                database.result()
+
+    def down(self, progress: Progress = lambda _part, _text: None) -> None:
+        """Stop every part that runs. The data stays."""
+        with self._locked():
+            self._stop_all(progress)
+
+    def start(self, name: str) -> None:
+        """Start one part and wait until it is ready."""
+        part = self.part(name)
+        part.start()
+        if isinstance(part, Postgres):
+            self._await_postgres(part)
+        else:
+            self._await_brokers({part.name})
+
+    def restart(self, name: str) -> None:
+        self.part(name).stop()
+        self.start(name)
+
+    def status(self) -> Status:
+        postgres = self.postgres()
+        controller, partitions, problem = None, tuple[metadata.Partition, ...](), ""
+        try:
+            view = metadata.view(metadata.admin(self.bootstrap), timeout_s=3)
+            controller, partitions = view.controller, view.partitions
+        except SourceError as error:
+            problem = str(error)
+        version = postgres.version() if postgres and postgres.state is State.UP else None
+        return Status(
+            folder=str(self.folder),
+            bootstrap=self.bootstrap,
+            postgres_url=postgres.url if postgres else None,
+            parts=tuple(
+                PartStatus(
+                    name=part.name,
+                    state=part.state,
+                    address=part.address,
+                    pid=part.pid,
+                    version=self.layout.kafka_version if isinstance(part, Broker) else version or "",
+                    disk_bytes=disk_use(part.folder),
+                    log=str(part.log),
+                )
+                for part in self.parts()
+            ),
+            controller=controller,
+            partitions=partitions,
+            problem=problem,
+        )
+
+    # How it is done.
+
+    @contextmanager
+    def _locked(self, *, make: bool = False) -> Iterator[None]:
+        """Only one process at a time changes a cluster. The folder itself is the lock: nothing is left behind."""
+        if make:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        elif not self.exists:
+            raise LocalError(f"no local cluster in {self.folder}", advice="`avow up` starts one.")
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise LocalError(
+                f"another avow is starting or stopping the cluster in {self.folder}",
+                advice="Wait for it, then try again.",
+            ) from None
+        finally:
+            os.close(handle)
+
+    def _erase(self) -> None:
+        """Remove what we made, and nothing else that may be in the folder."""
+        for part in self.parts():
+            shutil.rmtree(part.folder, ignore_errors=True)
+        self._file.unlink()
+
+    def _lay_out(
+        self, brokers: int | None, postgres: bool | None, kafka_port: int | None, postgres_port: int | None
+    ) -> None:
+        """Decide ports, or check what was decided before against what is asked now."""
+        old = self.layout if self.exists else None
+        if old and brokers not in (None, len(old.broker_ports)):
+            raise LocalError(
+                f"the cluster in {self.folder} has {len(old.broker_ports)} brokers, not {brokers}",
+                advice="Use --fresh to start over with an empty one, or --dir for a second cluster.",
+            )
+        count = len(old.broker_ports) if old else brokers or 3
+        with_postgres = (old is None or old.postgres_port is not None) if postgres is None else postgres
+        pick = PortPicker()
+        running = {part.port for part in self.parts() if part.process()} if old else set[int]()
+
+        def choose(asked: int | None, before: int | None) -> int:
+            if before in running and asked in (None, before):
+                return pick.keep(before)
+            if asked is not None:
+                return pick.take(asked)
+            return pick.again(before) if before else pick.free()
+
+        broker_ports = tuple(
+            choose(kafka_port + n if kafka_port else None, old.broker_ports[n] if old else None) for n in range(count)
+        )
+        # A live controller's port must not change under the others; with none alive, any will do.
+        if old and any(part.process() for part in self.brokers()):
+            controller_ports = old.controller_ports
+        else:
+            controller_ports = tuple(pick.free() for _ in range(count))
+        database = choose(postgres_port, old.postgres_port if old else None) if with_postgres else None
+        if old and old.postgres_port and not with_postgres:
+            Postgres(self.folder / "postgres", old.postgres_port).stop()
+        Layout(
+            cluster_id=old.cluster_id if old else kafka_uuid(),
+            kafka_version=jars.KAFKA_VERSION,
+            broker_ports=broker_ports,
+            controller_ports=controller_ports,
+            postgres_port=database,
+        ).write(self._file)
+
+    def _start_brokers(self, progress: Progress) -> None:
+        brokers = self.brokers()
+        wanted = [broker for broker in brokers if not broker.process()]
+        for broker in wanted:
+            broker.prepare()
+        blank = [broker for broker in wanted if not broker.formatted]
+        if blank:
+            progress(blank[0].name, "formatting storage")
+            blank[0].format(self.layout.cluster_id)
+            for broker in blank[1:]:
+                broker.format_like(blank[0])
+        for broker in wanted:
+            broker.start()
+            progress(broker.name, f"starting, pid {broker.pid}")
+        self._await_brokers({broker.name for broker in brokers}, progress)
+        if wanted:
+            self._warm_up()
+            progress("kafka", f"transactions and groups ready, bootstrap {self.bootstrap}")
+
+    def _start_postgres(self, progress: Progress) -> None:
+        postgres = self.postgres()
+        if postgres is None:
+            return
+        if not postgres.process():
+            postgres.prepare()
+            postgres.start()
+            progress(postgres.name, f"starting, pid {postgres.pid}")
+        self._await_postgres(postgres)
+        progress(postgres.name, f"ready at {postgres.url}")
+
+    def _await_brokers(self, names: set[str], progress: Progress = lambda _part, _text: None) -> None:
+        waiting = {broker.number: broker for broker in self.brokers() if broker.name in names}
+        client = metadata.admin(self.bootstrap)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while waiting:
+            for broker in waiting.values():
+                broker.check_running()
+            if time.monotonic() > deadline:
+                late = next(iter(waiting.values()))
+                raise LocalError(f"{late.name} is not ready after {READY_TIMEOUT_S} s", advice=f"Log: {late.log}")
+            try:
+                live = metadata.view(client, timeout_s=1).brokers
+            except SourceError:
+                live = {}
+            for number in sorted(live.keys() & waiting.keys()):
+                progress(waiting[number].name, f"ready at {waiting.pop(number).address}")
+            time.sleep(0.1)
+
+    def _await_postgres(self, postgres: Postgres) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while postgres.version() is None:
+            postgres.check_running()
+            if time.monotonic() > deadline:
+                raise LocalError(f"postgres is not ready after {READY_TIMEOUT_S} s", advice=f"Log: {postgres.log}")
+            time.sleep(0.05)
+
+    def _warm_up(self) -> None:
+        """Make the internal topics of transactions and groups now, so that the first client does not wait."""
+        quiet = {"bootstrap.servers": self.bootstrap, "enable.sparse.connections": "false"}
+        producer = Producer({**quiet, "transactional.id": "avow-up"}, logger=metadata.QUIET)
+        consumer = Consumer({**quiet, "group.id": "avow-up"}, logger=metadata.QUIET)
+        try:
+            producer.init_transactions(READY_TIMEOUT_S)
+            consumer.committed([], timeout=READY_TIMEOUT_S)
+        except KafkaException as error:
+            raise LocalError(f"transactions are not ready: {error.args[0].str()}") from error
+        finally:
+            consumer.close()
+
+    def _stop_all(self, progress: Progress) -> None:
+        parts = self.parts()
+        running = {part.name for part in parts if part.process()}
+        # All are asked before any is waited for: a node that leaves alone moves its leaders for nothing.
+        for part in parts:
+            part.ask_to_stop()
+        for part in parts:
+            part.stop()
+            progress(part.name, "stopped" if part.name in running else "was not running")
+
+
+class PortPicker:
+    """Hands out distinct ports that nothing listens on."""
+
+    def __init__(self) -> None:
+        self._given: set[int] = set()
+
+    def keep(self, port: int) -> int:
+        self._given.add(port)
+        return port
+
+    def take(self, port: int) -> int:
+        """A port that was asked for, or an error that names it."""
+        if port in self._given or not _is_free(port):
+            raise LocalError(f"port {port} is taken", advice="Ask for another, or leave it out: free ones are found.")
+        return self.keep(port)
+
+    def again(self, port: int) -> int:
+        """The port of last time if it is still free, so that addresses stay the same."""
+        return self.keep(port) if port not in self._given and _is_free(port) else self.free()
+
+    def free(self) -> int:
+        for _ in range(1000):
+            port = random.choice(PORTS)
+            if port not in self._given and _is_free(port):
+                return self.keep(port)
+        raise LocalError(f"no free port between {PORTS.start} and {PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def disk_use(folder: Path) -> int:
+    """Bytes really taken on disk: Kafka's index files are sparse."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except FileNotFoundError:  # it was deleted while we looked
+            continue
+    return total

@@ -1,0 +1,227 @@
+"""Jars by Maven coordinates: pinned in ``jars.lock``, fetched with jgo, verified before every use.
+
+The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker
+runs on, ``spark`` is what Spark needs to read Kafka. Jars live in Maven's local repository, so what Maven or
+another tool has fetched is used as it is; nothing is asked of the network for a jar that is there and right.
+A jar that is there and wrong (cut short, altered) is fetched again.
+
+Settings, all from the environment: ``M2_REPO`` moves the folder (Maven's own habit), ``AVOW_MAVEN_MIRROR``
+names another repository to fetch from. No address is written here: the default is jgo's.
+
+``python -m avow.local.jars fetch [SET ...]`` brings the jars; ``... lock`` resolves the sets anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from avow.errors import LocalError
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
+
+LOCK = Path(__file__).with_name("jars.lock")
+FETCHES_AT_ONCE = 8
+FETCH_TRIES = 3
+
+KAFKA_VERSION = "4.3.1"
+SPARK_VERSION = "4.1.3"
+
+# What `lock` resolves. Kafka's jars come with all they depend on. Spark's list is explicit and not resolved
+# further: pyspark ships the rest, and resolving would ask for a token-provider jar that was never published
+# for this version (the one of 4.0.0 works).
+ROOTS = {
+    "kafka": (
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",  # without it a broker has no log at all
+    ),
+    "spark": (
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        "org.apache.kafka:kafka-clients:3.9.1",
+        "org.apache.commons:commons-pool2:2.12.1",
+    ),
+}
+RESOLVED_FURTHER = {"kafka"}
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of the lock."""
+
+    coordinate: str  # group:artifact:version
+    size: int
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        """Where Maven's layout puts it."""
+        group, artifact, version = self.coordinate.split(":")
+        return repository().joinpath(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+
+    def is_right(self) -> bool:
+        """There, whole and unaltered."""
+        try:
+            if self.path.stat().st_size != self.size:
+                return False
+            return digest(self.path) == self.sha256
+        except OSError:  # not there, or not to be read: either way it has to be brought
+            return False
+
+
+def repository() -> Path:
+    """Maven's local repository, where jars are kept."""
+    return Path(os.environ.get("M2_REPO") or Path.home() / ".m2" / "repository").expanduser()
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def locked(name: str) -> list[Jar]:
+    """The jars of one set, as the lock has them."""
+    return [Jar(**line) for line in tomllib.loads(LOCK.read_text())[name]["jars"]]
+
+
+def classpath(name: str, *, quiet: bool = False) -> list[Path]:
+    """The verified jars of one set, fetching what is missing or wrong."""
+    jars = locked(name)
+    wanted = [jar for jar in jars if not jar.is_right()]
+    if wanted:
+        _fetch_all(name, wanted, quiet=quiet)
+    return [jar.path for jar in jars]
+
+
+def _fetch_all(name: str, wanted: list[Jar], *, quiet: bool) -> None:
+    console = Console(stderr=True, quiet=quiet)
+    total = sum(jar.size for jar in wanted)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    label = f"{len(wanted)} {name} jars"
+    if not console.is_terminal:
+        console.print(f"fetching {label}, {total / 1e6:.0f} MB", highlight=False)
+    try:
+        # Beside the final place, so that putting a jar there is one rename, and never half a jar.
+        repository().mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(dir=repository(), prefix=".avow-") as folder,
+            Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress,
+            ThreadPoolExecutor(FETCHES_AT_ONCE) as pool,
+        ):
+            bar = progress.add_task(f"fetching {label}", total=total)
+            list(pool.map(lambda jar: _fetch(jar, Path(folder), lambda n: progress.advance(bar, n)), wanted))
+    except OSError as error:
+        raise LocalError(
+            f"cannot keep jars in {repository()}: {error}",
+            advice="Make the folder writable, or set M2_REPO to another one.",
+        ) from error
+
+
+def _fetch(jar: Jar, folder: Path, advance: Callable[[int], None]) -> None:
+    """Fetch one jar into ``folder``, verify it, then put it in place."""
+    problem = ""
+    for attempt in range(FETCH_TRIES):
+        if attempt:
+            time.sleep(attempt)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            try:
+                fetched = _resolve(_context(Path(temporary), advance), jar.coordinate)
+            except Exception as error:  # noqa: BLE001 - jgo lets any error of its HTTP client through
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            found = digest(fetched)
+            if found != jar.sha256:
+                problem = f"what came has SHA-256 {found}, the lock says {jar.sha256}"
+                continue
+            jar.path.parent.mkdir(parents=True, exist_ok=True)
+            fetched.replace(jar.path)
+            return
+    raise LocalError(
+        f"cannot fetch {jar.coordinate}: {problem}",
+        advice="Check the network, or set AVOW_MAVEN_MIRROR to a Maven repository you can reach. "
+        "Jars already fetched are kept; run the command again to go on.",
+    )
+
+
+def _context(cache: Path, advance: Callable[[int], None] | None = None) -> MavenContext:
+    # Imported here: jgo costs a third of a second, and a set that is complete never needs it.
+    from jgo.maven import MavenContext, PythonResolver
+
+    @contextmanager
+    def report(_filename: str, _size: int) -> Iterator[Callable[[int], None]]:
+        yield advance or (lambda _: None)
+
+    mirror = os.environ.get("AVOW_MAVEN_MIRROR")
+    return MavenContext(
+        resolver=PythonResolver(progress_callback=report),
+        repo_cache=cache,
+        remote_repos={"mirror": mirror.rstrip("/")} if mirror else None,
+        timeout=30,
+    )
+
+
+def _resolve(context: MavenContext, coordinate: str) -> Path:
+    group, artifact, version = coordinate.split(":")
+    return Path(context.project(group, artifact).at_version(version).artifact().resolve())
+
+
+def reach_registry() -> None:
+    """Ask the registry for one small file, into a folder that is thrown away. Raises if it cannot be had."""
+    group, artifact, version = ROOTS["kafka"][0].split(":")
+    with tempfile.TemporaryDirectory() as folder:
+        context = _context(Path(folder))
+        context.project(group, artifact).at_version(version).artifact(packaging="pom").resolve()
+
+
+def write_lock() -> None:
+    """Resolve ``ROOTS`` anew and write the lock."""
+    lines = ["# Written by `python -m avow.local.jars lock` (make lock). Do not edit.", ""]
+    for name, roots in ROOTS.items():
+        lines += [f"[{name}]", "jars = ["]
+        for coordinate in _with_dependencies(roots) if name in RESOLVED_FURTHER else roots:
+            path = _resolve(_context(repository()), coordinate)
+            lines.append(
+                f'    {{ coordinate = "{coordinate}", size = {path.stat().st_size}, sha256 = "{digest(path)}" }},'
+            )
+        lines += ["]", ""]
+    LOCK.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _with_dependencies(roots: tuple[str, ...]) -> list[str]:
+    import jgo
+
+    found = [artifact for root in roots for artifact in jgo.resolve(root)]
+    return list(dict.fromkeys(f"{a.groupId}:{a.artifactId}:{a.version}" for a in found))
+
+
+def main(arguments: list[str]) -> None:
+    match arguments:
+        case ["fetch", *names] if set(names) <= set(ROOTS):
+            for name in names or ROOTS:
+                print(f"{name}: {len(classpath(name))} jars, verified")
+        case ["lock"]:
+            write_lock()
+            print(f"wrote {LOCK}")
+        case _:
+            sys.exit(f"usage: python -m avow.local.jars fetch [{' '.join(ROOTS)}] | lock")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except LocalError as error:
+        sys.exit(f"error: {error}\n{error.advice}")

@@ -1,0 +1,174 @@
+"""One background process of the local cluster, known by its pid: start, stop, and the faults a test injects.
+
+Owns the pid file and the log. Must not know what the process is: ``broker`` and ``postgres`` say that. A pid
+alone is not enough (it may have been given to someone else since), so a part is running only if the pid's
+command line still names the part's own folder. Nothing is ever ended by name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
+from typing import TypedDict
+
+import psutil
+
+from avow.errors import LocalError
+
+STOP_TIMEOUT_S = 30
+LOG_LINES_SHOWN = 15
+
+# Children of this very process, so that a dead one is reaped and not seen as running for ever.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+class State(StrEnum):
+    UP = "up"
+    PAUSED = "paused"
+    DOWN = "down"
+
+
+class Identity(TypedDict, total=False):
+    """Whom a process runs as, as ``subprocess`` takes it."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+class Part(ABC):
+    """A named process with a folder of its own."""
+
+    stop_signal: Signals = SIGTERM
+
+    def __init__(self, name: str, folder: Path, port: int) -> None:
+        self.name = name
+        self.folder = folder
+        self.port = port
+        self.log = folder / "log"
+        self._pid_file = folder / "pid"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def identity(self) -> Identity:
+        """The user to run as, where it is not who we are."""
+        return {}
+
+    @abstractmethod
+    def command(self) -> list[str | Path]:
+        """What to run. It must name the part's folder: that is how its pid is recognised."""
+
+    def process(self) -> psutil.Process | None:
+        """The running process, if it is still ours."""
+        try:
+            pid = int(self._pid_file.read_text())
+            process = psutil.Process(pid)
+            if pid in _children:
+                return process if _children[pid].poll() is None else None
+            ours = any(str(self.folder) in word for word in process.cmdline())
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return None
+        return process if ours else None
+
+    @property
+    def pid(self) -> int | None:
+        process = self.process()
+        return process.pid if process else None
+
+    @property
+    def state(self) -> State:
+        process = self.process()
+        try:
+            if process:
+                return State.PAUSED if process.status() == psutil.STATUS_STOPPED else State.UP
+        except psutil.NoSuchProcess:
+            pass
+        return State.DOWN
+
+    def start(self) -> None:
+        """Start it in the background, if it is not running. Does not wait until it is ready."""
+        if self.process():
+            return
+        with self.log.open("ab") as log:
+            child = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                **self.identity(),
+                start_new_session=True,  # a Ctrl-C in the terminal is not meant for it
+            )
+        _children[child.pid] = child
+        self._pid_file.write_text(str(child.pid))
+
+    def check_running(self) -> None:
+        """Raise, with the end of the log, if it died."""
+        if self.process():
+            return
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        tail = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
+        raise LocalError(
+            f"{self.name} did not stay up; the end of its log:\n{tail}", advice=f"The whole log: {self.log}"
+        )
+
+    def ask_to_stop(self) -> None:
+        """Ask it to end, without waiting. A paused process is woken, for it could not hear otherwise."""
+        self._signal(self.stop_signal, alone=True)
+        self.resume()
+
+    def stop(self) -> None:
+        """End it: ask, wait, and if it does not listen, kill."""
+        self.ask_to_stop()
+        if not self._gone(STOP_TIMEOUT_S):
+            self.kill()
+        self._pid_file.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """kill -9, and return once it is gone. The pid file stays, as it would after a crash."""
+        family = self._family()
+        # Its children are not killed but waited for: what a crash leaves behind must go by itself.
+        self._signal(SIGKILL, alone=True)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(SIGCONT)
+        if not self._gone(STOP_TIMEOUT_S) or psutil.wait_procs(family, STOP_TIMEOUT_S)[1]:
+            raise LocalError(f"{self.name} does not die", advice="Look at it with ps; a disk may hang.")
+
+    def pause(self) -> None:
+        """SIGSTOP, with all its children."""
+        self._signal(SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT, with all its children."""
+        self._signal(SIGCONT)
+
+    def _signal(self, number: Signals, *, alone: bool = False) -> None:
+        for process in self._family()[: 1 if alone else None]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _family(self) -> list[psutil.Process]:
+        """The process first, then its children."""
+        process = self.process()
+        if process is None:
+            return []
+        try:
+            return [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _gone(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.process():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True

@@ -1,0 +1,66 @@
+"""The real local cluster as fixtures: one per test session, topics and tables per test."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from confluent_kafka.cimpl import NewTopic
+
+from avow.kafka import metadata
+from avow.local.cluster import Cluster
+
+
+def pytest_configure() -> None:
+    # A polite kill of the test run must still run the fixtures' ends, which stop the cluster.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three brokers and PostgreSQL in a temporary folder, all up. A test that hurts a part mends it."""
+    with tempfile.TemporaryDirectory(prefix="avow-test-") as folder:
+        cluster = Cluster(Path(folder))
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            if cluster.exists:
+                cluster.down()
+
+
+@pytest.fixture
+def healthy(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, for tests that hurt it: whatever they did, it is whole again afterwards."""
+    yield cluster
+    for part in cluster.parts():
+        part.resume()
+    cluster.up()
+
+
+@pytest.fixture
+def make_topic(cluster: Cluster) -> Callable[..., str]:
+    """Makes a topic under a name of its own."""
+
+    def make(partitions: int = 1, **config: str) -> str:
+        name = f"t-{uuid4().hex[:12]}"
+        client = metadata.admin(cluster.bootstrap)
+        topic = NewTopic(name, partitions, config={k.replace("_", "."): v for k, v in config.items()})
+        client.create_topics([topic], operation_timeout=30)[name].result()
+        return name
+
+    return make
+
+
+@pytest.fixture
+def database(cluster: Cluster) -> Iterator[psycopg.Connection]:
+    """A fresh connection to PostgreSQL, committing each statement."""
+    assert cluster.postgres_url
+    with psycopg.connect(cluster.postgres_url, autocommit=True) as connection:
+        yield connection
