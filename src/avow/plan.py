@@ -1,0 +1,254 @@
+"""What a pipeline promises, hop by hop, as far as it can be known without I/O.
+
+``load_checked`` is the door every command takes: it reads the file and refuses a guarantee that the sink does not
+offer in its mode. ``plan`` explains what is left.
+
+Owns: the explanation and that refusal. Must not know: Kafka, Spark or a database; it opens nothing. Its neighbours
+are ``settings`` (the tree), ``sinks`` (the offers) and ``guarantee`` (the order of acts).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from avow.guarantee import Act, Anomaly, Guarantee
+from avow.settings import REST_COLUMN, Pipeline, Problem, load
+from avow.sinks import SINKS, SinkKind
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One stage on a record's way."""
+
+    name: str
+    does: str
+    promises: tuple[str, ...] = ()
+    permits: tuple[str, ...] = ()  # what may happen here and is not a broken promise
+    assumes: tuple[str, ...] = ()  # what must hold outside avow
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pipeline explained. Holds no value from the environment, only its ``${env:NAME}``."""
+
+    pipeline: str
+    guarantee: Guarantee
+    meaning: str
+    permits: tuple[Anomaly, ...]
+    hops: tuple[Hop, ...]
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_checked(path: Path, env: Mapping[str, str] = os.environ, sinks: Mapping[str, SinkKind] = SINKS) -> Pipeline:
+    """The pipeline of a file, if everything that can be checked without I/O is right."""
+    return load(path, env, check=partial(_offer_problems, sinks=sinks))
+
+
+def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
+    sink = sinks[pipeline.sink.kind]
+    mode = pipeline.sink.mode
+    offered = sink.offered(mode)
+    if not offered:
+        yield Problem(("sink", "mode"), f"{sink.title} does not offer {mode}", f"modes: {', '.join(sink.offers)}")
+    elif pipeline.guarantee not in offered:
+        words = ", ".join(word for word in Guarantee if word in offered)
+        yield Problem(("guarantee",), f"{sink.title} cannot keep it with {mode}", f"with {mode}: {words}")
+
+
+def plan(pipeline: Pipeline) -> Plan:
+    """Explain a checked pipeline."""
+    guarantee = pipeline.guarantee
+    hops = [_source(pipeline), _decode(pipeline)]
+    if pipeline.transform is not None:
+        hops.append(_transform(pipeline))
+    hops += [_sink(pipeline), _dead_letters(pipeline), _positions(pipeline)]
+    return Plan(
+        pipeline=str(pipeline.shown("name")),
+        guarantee=guarantee,
+        meaning=guarantee.meaning,
+        permits=tuple(sorted(guarantee.permits)),
+        hops=tuple(hops),
+        warnings=tuple(_warnings(pipeline)),
+    )
+
+
+def _source(pipeline: Pipeline) -> Hop:
+    source = pipeline.source
+    skips = source.on_data_loss == "skip"
+    lost = "Records that retention deleted before they were claimed"
+    return Hop(
+        "source",
+        f"Read {_topics(pipeline)} from Kafka at {source.shown('brokers')}, from the ledger's positions; where it has "
+        f"none, from {_start(source.shown('start'))}.",
+        promises=(
+            "Only committed records are read, each partition in the order of its offsets.",
+            "A first position is written to the ledger before anything is read.",
+            "A topic made again and a log cut short stop the run, by name.",
+            *(() if skips else (f"{lost} stop the run, by name.",)),
+        ),
+        permits=(f"{lost} are claimed as skipped, and the run goes on.",) if skips else (),
+        assumes=(
+            "The topic is durable: replicated, min.insync.replicas 2 or more, no unclean leader election.",
+            "A message that its producer sent twice is two records.",
+        ),
+    )
+
+
+def _topics(pipeline: Pipeline) -> str:
+    source = pipeline.source
+    if source.topics_pattern is not None:
+        return f"every topic that matches {source.shown('topics_pattern')}"
+    topics = source.shown("topics")
+    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics)}"
+
+
+def _start(start: Any) -> str:
+    match start:
+        case "earliest" | "latest":
+            return f"the {start} offset"
+        case datetime():
+            return f"the first record at or after {start.isoformat()}"
+        case str():  # ${env:NAME}
+            return start
+        case _:
+            count = sum(len(partitions) for partitions in start.values())
+            return f"the declared offsets of {count} partition(s), and the earliest offset of any other"
+
+
+_UNKNOWN_FIELDS = {
+    "reject": "A JSON field that is not declared makes the record a dead letter.",
+    "ignore": "A JSON field that is not declared is left out.",
+    "keep": f"A JSON field that is not declared goes into the column {REST_COLUMN}.",
+}
+_TOMBSTONES = {
+    "delete": "A null value deletes its row.",
+    "dead-letter": "A null value makes the record a dead letter.",
+    "skip": "A record with a null value is counted as skipped.",
+    "keep": "A record with a null value becomes a row of nulls.",
+}
+
+
+def _decode(pipeline: Pipeline) -> Hop:
+    decode = pipeline.decode
+    json = decode.format == "json"
+    deletes = pipeline.tombstones == "delete"
+    return Hop(
+        "decode",
+        f"Read each value as JSON into the {len(decode.columns)} declared column(s)."
+        if json
+        else f"Take each record as it is into the columns key and value ({decode.columns}).",
+        promises=(
+            "Nothing is nulled, rounded or cut: a value that does not fit makes its record a dead letter.",
+            *((_UNKNOWN_FIELDS[decode.unknown_fields],) if json else ()),
+            _TOMBSTONES[pipeline.tombstones],
+        ),
+        assumes=("The key of a record with a null value names the row in sink.key's own terms.",) if deletes else (),
+    )
+
+
+def _transform(pipeline: Pipeline) -> Hop:
+    assert pipeline.transform is not None
+    how = "SQL" if pipeline.transform.sql is not None else f"the function {pipeline.transform.shown('python')}"
+    keys = ", ".join(pipeline.sink.shown("key"))
+    return Hop(
+        "transform",
+        f"Pass the records through {how}.",
+        promises=(
+            "Every row keeps the identity of its record; a record that it leaves out is counted as skipped.",
+            "A wide one (join, grouping, sorting over records) is refused when the run starts.",
+        ),
+        assumes=(
+            "It gives the same rows for the same record, whenever it runs.",
+            *((f"It keeps or makes the key: {keys}, never null.",) if keys else ()),
+        ),
+    )
+
+
+def _sink(pipeline: Pipeline) -> Hop:
+    sink = SINKS[pipeline.sink.kind]
+    offer = sink.offers[pipeline.sink.mode]
+    guarantee = pipeline.guarantee
+    return Hop(
+        "sink",
+        f"{sink.title} table {pipeline.sink.shown('table')}, {pipeline.sink.mode}: {_order(guarantee)}.",
+        promises=(
+            offer.notes[guarantee],
+            "A claimed offset is never written again, and none is passed over: a claim starts where the last ended.",
+        ),
+        permits=tuple(_PERMITTED[anomaly] for anomaly in sorted(guarantee.permits)),
+        assumes=sink.assumes,
+    )
+
+
+_PERMITTED = {
+    Anomaly.LOST: "lost: a crash between claim and write loses what was claimed and not yet written.",
+    Anomaly.DUPLICATED: "duplicated: a crash between write and claim writes the same records again.",
+}
+
+
+def _order(guarantee: Guarantee) -> str:
+    """The acts in the order that the guarantee's own table gives."""
+    acts = {Act.WRITE: "write the rows", Act.CLAIM: "claim their offsets"}
+    steps = [" and ".join(acts[act] for act in Act if act in step) for step in guarantee.steps]
+    return f"{steps[0]} in one transaction" if guarantee.atomic else ", then ".join(steps)
+
+
+def _dead_letters(pipeline: Pipeline) -> Hop:
+    return Hop(
+        "dead letters",
+        "Keep each record that cannot be taken in avow.dead_letters, with its bytes, headers and the reason.",
+        promises=(
+            "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
+            "read = written + dead + skipped, per partition and in total.",
+            f"The run stops when more than {pipeline.dead_letters.max_share * 100:g}% of the records are dead letters.",
+        ),
+        permits=tuple(_PERMITTED[anomaly] for anomaly in sorted(pipeline.guarantee.permits)),
+    )
+
+
+def _positions(pipeline: Pipeline) -> Hop:
+    return Hop(
+        "positions",
+        f"Tell the Kafka group {pipeline.shown('name')} each position after its claim, for lag tools.",
+        promises=("The group is told and never asked: the truth is the ledger in the sink.",),
+        permits=("What the group shows can lie behind the ledger, never ahead of it.",),
+        assumes=("No other consumer uses this group.",),
+    )
+
+
+def _warnings(pipeline: Pipeline) -> Iterator[str]:
+    guarantee, mode = pipeline.guarantee, pipeline.sink.mode
+    if guarantee is Guarantee.AT_MOST_ONCE:
+        yield "at-most-once: records can be lost after a crash."
+    if guarantee is Guarantee.AT_LEAST_ONCE and mode == "append":
+        yield "at-least-once with append: duplicates are possible after a crash. dedupe or upsert would absorb them."
+    if mode == "upsert" and guarantee is not Guarantee.EXACTLY_ONCE:
+        yield "upsert: a deleted row leaves no offset behind, so a late replay can bring it back. exactly-once cannot."
+    if mode != "append":
+        yield f"{mode}: a key that appears in two partitions has no order between them; {_WINNER[mode]}."
+    if pipeline.source.on_data_loss == "skip":
+        yield 'source.on_data_loss = "skip": what retention deletes too early is passed over, and recorded as skipped.'
+    if pipeline.source.start == "latest":
+        yield 'source.start = "latest": what is in the topic before the first run is not read.'
+    for key in pipeline.secrets_in_file:
+        yield f'{key} holds a secret in the file itself: put it into the environment and write "${{env:NAME}}".'
+    if "max_share" not in pipeline.dead_letters.model_fields_set:
+        yield f"dead_letters.max_share is not declared: {pipeline.dead_letters.max_share:.0%} is assumed."
+    if pipeline.dead_letters.max_share == 1:
+        yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
+    yield (
+        "How many database connections are used is not known until the partitions are: one per partition at most, "
+        "no more than tasks run at once, and one for the driver."
+    )
+
+
+_WINNER = {"dedupe": "the first to arrive wins", "upsert": "the last to arrive wins"}
