@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,7 @@ import psutil
 
 from avow.errors import LocalError
 
-STOP_TIMEOUT_S = 30
+SIGNAL_TIMEOUT_S = 30
 LOG_LINES_SHOWN = 15
 
 # Children of this very process, so that a dead one is reaped and not seen as running for ever.
@@ -125,9 +126,9 @@ class Part(ABC):
         self.resume()
 
     def stop(self) -> None:
-        """End it: ask, wait, and if it does not listen, kill."""
+        """End it: ask, wait, and if it does not listen, kill. Nothing of it is left, nor its pid file."""
         self.ask_to_stop()
-        if not self._gone(STOP_TIMEOUT_S):
+        if not self._until(lambda: not self.process()):
             self.kill()
         self._pid_file.unlink(missing_ok=True)
 
@@ -139,16 +140,18 @@ class Part(ABC):
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(SIGCONT)
-        if not self._gone(STOP_TIMEOUT_S) or psutil.wait_procs(family, STOP_TIMEOUT_S)[1]:
+        if not self._until(lambda: not self.process()) or psutil.wait_procs(family, SIGNAL_TIMEOUT_S)[1]:
             raise LocalError(f"{self.name} does not die", advice="Look at it with ps; a disk may hang.")
 
     def pause(self) -> None:
-        """SIGSTOP, with all its children."""
+        """SIGSTOP, with all its children, and return once it stands still."""
         self._signal(SIGSTOP)
+        self._until(lambda: self.state is not State.UP)
 
     def resume(self) -> None:
-        """SIGCONT, with all its children."""
+        """SIGCONT, with all its children, and return once it moves again."""
         self._signal(SIGCONT)
+        self._until(lambda: self.state is not State.PAUSED)
 
     def _signal(self, number: Signals, *, alone: bool = False) -> None:
         for process in self._family()[: 1 if alone else None]:
@@ -165,10 +168,11 @@ class Part(ABC):
         except psutil.NoSuchProcess:
             return []
 
-    def _gone(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while self.process():
+    def _until(self, done: Callable[[], bool]) -> bool:
+        """Signals take effect a moment later: wait for it, within bounds."""
+        deadline = time.monotonic() + SIGNAL_TIMEOUT_S
+        while not done():
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.05)
+            time.sleep(0.02)
         return True
