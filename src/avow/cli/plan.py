@@ -30,11 +30,11 @@ def plan(file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(made.as_json(), indent=2))
     else:
-        # Text and not markup: a topic or a table may hold square brackets.
-        Console(markup=False, highlight=False).print(_report(made))
+        Console().print(_report(made))
 
 
 def _report(made: planning.Plan) -> RenderableType:
+    """All of it as ``Text``, never as markup: a table's name may hold square brackets."""
     permits = ", ".join(made.permits) or "nothing"
     parts: list[RenderableType] = [
         Text.assemble((made.pipeline, "bold"), ": ", (made.guarantee, "bold green")),
