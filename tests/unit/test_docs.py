@@ -1,0 +1,41 @@
+"""The docs say what the code says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from avow.guarantee import Guarantee
+
+DOCS = Path(__file__).parents[2] / "docs"
+GENERATE = runpy.run_path(str(DOCS / "generate.py"))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_the_generated_parts_are_up_to_date(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert GENERATE["rewrite"](text) == text, "run: make docs"
+
+
+def test_the_guarantees_page_shows_every_word_and_its_diagram() -> None:
+    text = (DOCS / "GUARANTEES.md").read_text(encoding="utf-8")
+    assert text.count("<!-- generated: ") == text.count("<!-- /generated -->") == 1
+    assert text.count("```mermaid") == len(Guarantee)
+    for guarantee in Guarantee:
+        assert f"| **{guarantee}** |" in text
+        assert guarantee.meaning in text
+
+
+def test_an_old_part_is_replaced_and_the_rest_is_kept() -> None:
+    old = "before\n<!-- generated: orders -->\nold\n<!-- /generated -->\nafter\n"
+    new = GENERATE["rewrite"](old)
+    assert new.startswith("before\n<!-- generated: orders -->\n| word |")
+    assert new.endswith("```\n<!-- /generated -->\nafter\n")
+    assert "old" not in new
+
+
+def test_a_part_that_nothing_generates_is_a_mistake() -> None:
+    with pytest.raises(KeyError, match="unknown"):
+        GENERATE["rewrite"]("<!-- generated: unknown -->\n<!-- /generated -->")

@@ -1,0 +1,94 @@
+"""Style as a test: what the style guide asks for and ruff cannot see."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "src" / "avow").rglob("*.py"))
+FILES = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+TRACKED = [ROOT / name for name in FILES.split("\0") if name and (ROOT / name).is_file()]
+
+# The pure core: all that it may import, and from its own package only the modules listed here.
+PURE = ("errors", "guarantee", "ledger", "model")
+STDLIB = {"__future__", "collections", "dataclasses", "enum", "functools", "itertools", "sys", "types", "typing"}
+
+# In parts, so that the names themselves stand nowhere in the repository.
+REGISTRIES = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("repo1", "maven", "org"),
+        ("repo", "maven", "apache", "org"),
+        ("registry", "npmjs", "org"),
+        ("crates", "io"),
+        ("proxy", "golang", "org"),
+        ("deb", "debian", "org"),
+    )
+]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(module: ast.Module) -> set[str]:
+    """Every module a module imports, ``from avow import x`` as ``avow.x``."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "no relative imports"
+            names |= {f"avow.{alias.name}" for alias in node.names} if node.module == "avow" else {node.module}
+    return names
+
+
+def calls(node: ast.AST) -> set[str]:
+    return {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_the_core_is_pure(name: str) -> None:
+    module = tree(ROOT / "src" / "avow" / f"{name}.py")
+    ours = {f"avow.{pure}" for pure in PURE}
+    foreign = {found for found in imports(module) - ours if found.split(".")[0] not in STDLIB}
+    assert foreign == set()
+    # The model may report what it found, in main and nowhere else.
+    body = [node for node in module.body if not (isinstance(node, ast.FunctionDef) and node.name == "main")]
+    assert set().union(*map(calls, body)) & {"open", "print", "input", "exec", "eval"} == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(tree(path))
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    vague = {"util", "utils", "helper", "helpers", "common", "misc"}
+    parts = {path: {part.removesuffix(".py") for part in path.relative_to(ROOT).parts} for path in TRACKED}
+    assert [path for path in TRACKED if vague & parts[path]] == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    pattern = re.compile("|".join(map(re.escape, REGISTRIES)).encode(), re.IGNORECASE)
+    assert [path for path in TRACKED if pattern.search(path.read_bytes())] == []
+
+
+def test_there_is_one_lock() -> None:
+    assert not (ROOT / "uv.lock").exists()
+    assert ROOT / "requirements.lock" in TRACKED
+
+
+def test_every_make_target_has_its_help() -> None:
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    targets = {line.split(":")[0]: "## " in line for line in lines if re.match(r"[a-z][a-z-]*:(?!=)", line)}
+    assert [target for target, helped in targets.items() if not helped] == []
+    (phony,) = (line.split()[1:] for line in lines if line.startswith(".PHONY:"))
+    assert set(phony) == set(targets)
