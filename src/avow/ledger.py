@@ -110,7 +110,7 @@ class Fingerprint:
 
     offset: int
     timestamp_ms: int
-    crc32c: int  # of key and value
+    crc32: int  # of key and value, as zlib computes it
 
 
 @dataclass(frozen=True, slots=True)
