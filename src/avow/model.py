@@ -345,8 +345,8 @@ def _nothing_past_an_absent_record(world: World) -> bool:
 
 
 def _contiguous(world: World) -> bool:
-    ends = [(span.start, span.until) for span in world.claims]
-    return ends == ([(world.scene.start, world.position)] if ends else [])
+    start, position = world.scene.start, world.position
+    return [(span.start, span.until) for span in world.claims] == ([(start, position)] if start != position else [])
 
 
 def _counted(world: World) -> bool:
@@ -400,7 +400,7 @@ class Explored:
     """What a search found."""
 
     scene: Scene
-    states: int  # worlds visited; worlds that differ only in the numbers of attempts are one
+    states: int  # worlds found, those with equal futures counted once
     broken: str | None  # the invariant that does not hold, if one does not; the search ended there
     trace: Trace  # how it was broken
     completed: Trace | None  # how the position came to the end of the log
@@ -425,7 +425,7 @@ def explore(first: World, most: int = 1_000_000) -> Explored:
         number, world = waiting.popleft()
         broken = next((name for name, holds in INVARIANTS.items() if not holds(world)), None)
         if broken is not None:
-            return Explored(scene, len(seen), broken, _trace(came_by, number), completed, reached)
+            return Explored(scene, len(seen), broken, _trace(came_by, number), completed, MappingProxyType(reached))
         if completed is None and world.position == len(scene.log):
             completed = _trace(came_by, number)
         for anomaly in anomalies(world) - reached.keys():
@@ -438,7 +438,7 @@ def explore(first: World, most: int = 1_000_000) -> Explored:
                 came_by.append((number, label))
         if len(seen) > most:
             raise RuntimeError(f"{scene.name}: more than {most} worlds; choose a smaller scene")
-    return Explored(scene, len(seen), None, (), completed, reached)
+    return Explored(scene, len(seen), None, (), completed, MappingProxyType(reached))
 
 
 def _key(world: World) -> tuple[object, ...]:
