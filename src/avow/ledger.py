@@ -6,8 +6,8 @@ The ledger holds, per pipeline, topic and partition, one ``Entry``. Its *positio
 has not been claimed. It lives in the sink, so that it can move in the same act as the write. Two rules carry
 every guarantee:
 
-* **a claimed offset is never written again**: a task judges its planned range against the position before it
-  writes, and drops what lies below it;
+* **a task reads the position first and drops what lies below it**: what is known to be claimed is not written
+  again (a zombie that read before another's claim may still write under ``at-least-once``, which permits it);
 * **a claim is contiguous**: it starts exactly where the last one ended (compare-and-set), so no offset is
   ever passed over unseen.
 
