@@ -1,0 +1,85 @@
+"""How fast JSON is decoded, on one core: ``python bench/decode.py [RECORDS] [ROWS_PER_BATCH]``.
+
+Prints rows per second for clean batches and for batches with bad records in them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from avow.decode import decoder
+from avow.settings import Pipeline
+
+SCHEMA = "id long not null, account string not null, amount double, at timestamp, note string"
+
+
+def pipeline(unknown_fields: str = "reject", schema: str = SCHEMA) -> Pipeline:
+    return Pipeline.model_validate(
+        {
+            "name": "bench",
+            "guarantee": "exactly-once",
+            "source": {"brokers": "localhost:9092", "topics": ["bench"]},
+            "decode": {"format": "json", "schema": schema, "unknown_fields": unknown_fields},
+            "sink": {"kind": "postgres", "url": "postgresql://localhost/bench", "table": "bench"},
+        }
+    )
+
+
+def record(number: int) -> bytes:
+    return (
+        f'{{"id":{number},"account":"acc-{number % 10_000:06}","amount":{number % 999}.5,'
+        f'"at":"2026-01-01T00:00:{number % 60:02}.{number % 1_000_000:06}Z","note":"a note of some bytes"}}'
+    ).encode()
+
+
+def extra(number: int) -> bytes:
+    return record(number)[:-1] + b',"new":1}'
+
+
+def batch(rows: int, bad: Callable[[int], bytes] | None = None, every: int = 1_000) -> pa.RecordBatch:
+    values = [bad(n) if bad and n % every == every // 2 else record(n) for n in range(rows)]
+    return pa.RecordBatch.from_arrays([pa.nulls(rows, pa.binary()), pa.array(values, pa.binary())], ["key", "value"])
+
+
+def main() -> None:
+    records = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
+    rows = int(sys.argv[2]) if len(sys.argv) > 2 else 50_000
+    cases: list[tuple[str, pa.RecordBatch, str]] = [
+        ("clean", batch(rows), "reject"),
+        ("1 in 1,000 truncated", batch(rows, lambda n: record(n)[:-9]), "reject"),
+        ("1 in 1,000 malformed", batch(rows, lambda n: record(n).replace(b":", b" ", 1)), "reject"),
+        ("1 in 1,000 of a wrong type", batch(rows, lambda n: record(n).replace(b'"acc', b'17,"acc')), "reject"),
+        ("1 in 1,000 out of range", batch(rows, lambda n: record(n).replace(b'"id":', b'"id":9e9')), "reject"),
+        ("1 in 1,000 with a bad time", batch(rows, lambda n: record(n).replace(b"T", b" ")), "reject"),
+        ("1 in 1,000 with a bad day", batch(rows, lambda n: record(n).replace(b"-01T", b"-32T")), "reject"),
+        ("1 in 1,000 with a new field", batch(rows, extra), "reject"),
+        ("all with a new field", batch(rows, extra, 1), "reject"),
+        ("all with a new field", batch(rows, extra, 1), "ignore"),
+        ("all with a new field", batch(rows, extra, 1), "keep"),
+        ("all malformed", batch(rows, lambda n: record(n).replace(b":", b" ", 1), 1), "reject"),
+        ("all out of range", batch(rows, lambda n: record(n).replace(b'"id":', b'"id":9e9'), 1), "reject"),
+    ]
+    size = len(record(12_345))
+    print(f"{records:,} records of about {size} bytes, {rows:,} a batch, one core")
+    clean = 0.0
+    for name, input, policy in cases:
+        decode = decoder(pipeline(policy), refuse_nul=True).decode
+        decode(input)  # warm
+        rounds = max(1, records // rows if name == "clean" else records // rows // 10)
+        before = time.process_time(), time.perf_counter()
+        for _ in range(rounds):
+            decode(input)
+        cpu, wall = time.process_time() - before[0], time.perf_counter() - before[1]
+        clean = clean or cpu / rounds
+        print(
+            f"{name:30} {policy:7} {rows * rounds / wall:>11,.0f} rows/s {rows * rounds / cpu:>11,.0f} rows/cpu-s"
+            f" {cpu / rounds / clean:6.1f} x clean"
+        )
+
+
+if __name__ == "__main__":
+    main()

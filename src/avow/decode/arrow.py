@@ -1,0 +1,45 @@
+"""The declared types as Arrow types.
+
+Owns: that mapping. Must not know: any format. Its neighbour is ``avow.schema``, whose types it maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from avow.schema import Array, Decimal, Field, Map, Scalar, Type
+
+_SCALARS: dict[Scalar, pa.DataType] = {
+    Scalar.BOOLEAN: pa.bool_(),
+    Scalar.BYTE: pa.int8(),
+    Scalar.SHORT: pa.int16(),
+    Scalar.INT: pa.int32(),
+    Scalar.LONG: pa.int64(),
+    Scalar.FLOAT: pa.float32(),
+    Scalar.DOUBLE: pa.float64(),
+    Scalar.STRING: pa.string(),
+    Scalar.BINARY: pa.binary(),
+    Scalar.DATE: pa.date32(),
+    Scalar.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Scalar.TIMESTAMP_NTZ: pa.timestamp("us"),
+}
+
+
+def arrow_type(type: Type) -> pa.DataType:
+    """A declared type in Arrow. Nested types stay nested; a sink that has none turns them into its own."""
+    if isinstance(type, Scalar):
+        return _SCALARS[type]
+    if isinstance(type, Decimal):
+        return pa.decimal128(type.precision, type.scale)
+    if isinstance(type, Array):
+        return pa.list_(arrow_type(type.element))
+    if isinstance(type, Map):
+        return pa.map_(pa.string(), arrow_type(type.value))
+    return pa.struct(arrow_fields(type.fields))
+
+
+def arrow_fields(fields: Iterable[Field]) -> list[pa.Field]:
+    """All nullable: ``not null`` is checked by the decoder, and Arrow wants a child of a null struct to be null."""
+    return [pa.field(field.name, arrow_type(field.type)) for field in fields]

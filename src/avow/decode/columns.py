@@ -1,0 +1,259 @@
+"""Many JSON records at once, by column: Arrow's own reader, and checks where it is laxer than we are.
+
+What is returned is right, and everything doubtful is named instead: ``document`` and ``values`` are the judges, one
+record at a time, and this module only ever agrees with them. Where Arrow's reader is lax, as tried with pyarrow 26:
+
+- NaN, Infinity and numbers too large for float32 come out as such, numbers too small for a float as zero
+- an absent field is null; a number may have any length; a decimal may come out with more digits than its type has
+- UTF-8 is not checked; a NUL byte ends the input
+- two objects in one value are two rows, and ``null`` as the first record ends the process
+
+It refuses lone surrogates, duplicate fields, values of another kind and integers out of range. It is told to refuse
+unknown fields whatever the pipeline says, because in what it passes over it checks next to nothing.
+
+Owns: the fast way. Must not know: why a record is refused. Its neighbour is ``json``, which calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from avow.decode.arrow import arrow_fields, arrow_type
+from avow.decode.document import NUMBER_DIGITS_MAX
+from avow.decode.values import base64_decode, is_day
+from avow.schema import Array, Decimal, Field, Map, Scalar, Schema, Struct, Type
+
+_DAY = r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_DAY}T{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?"
+# The common spellings; the others are left to the judge, which knows them all.
+_SPELLING = {
+    Scalar.DATE: rf"{_DAY}\z",
+    Scalar.TIMESTAMP: rf"{_TIME}(?:Z|[+-]{_CLOCK})\z",
+    Scalar.TIMESTAMP_NTZ: rf"{_TIME}\z",
+}
+# Near the ends of the calendar a zone can lead out of it: the judge decides there.
+_CALENDAR = {
+    Scalar.DATE: ("0001-01-02", "9999-12-30"),
+    Scalar.TIMESTAMP: ("0001-01-02T00:00:00Z", "9999-12-30T00:00:00Z"),
+    Scalar.TIMESTAMP_NTZ: ("0001-01-02T00:00:00", "9999-12-30T00:00:00"),
+}
+_FLOATS = (Scalar.FLOAT, Scalar.DOUBLE)
+_TINY = r"[eE]-|0{30}"  # in every number that is not zero and becomes a zero
+_LONG_NUMBER = rf"[0-9.eE+-]{{{NUMBER_DIGITS_MAX}}}"
+_ROW = re.compile(r" in row ([0-9]+)$")
+
+
+class Unreadable(Exception):
+    """Arrow's reader failed on these values: at ``row``, if it said where."""
+
+    def __init__(self, row: int | None) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+@dataclass(slots=True)
+class _Doubts:
+    """Rows of one array that Arrow alone cannot vouch for."""
+
+    rows: set[int] = field(default_factory=set)
+    zeros: set[int] = field(default_factory=set)  # rows with a float zero: doubtful if a number looks tiny
+
+    def add(self, other: _Doubts) -> None:
+        self.rows |= other.rows
+        self.zeros |= other.zeros
+
+    def of_parents(self, parents: pa.Array) -> _Doubts:
+        """The same doubts, about the lists that hold these elements."""
+        return _Doubts(_picked(parents, self.rows), _picked(parents, self.zeros))
+
+
+class Columns:
+    """Reads values into the columns of one schema."""
+
+    def __init__(self, schema: Schema, *, refuse_nul: bool) -> None:
+        self._fields = schema.fields
+        self._refuse_nul = refuse_nul
+        self._schema = pa.schema(arrow_fields(schema.fields))
+        self._parse_options = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema([(f.name, _as_read(f.type)) for f in schema]),
+            unexpected_field_behavior="error",
+        )
+
+    @staticmethod
+    def can_read(schema: Schema) -> bool:
+        """Whether Arrow's reader knows all these types. It has no maps."""
+        return not any(_has_map(field.type) for field in schema)
+
+    def unsafe(self, values: pa.Array) -> set[int]:
+        """The rows that ``read`` must not be given."""
+        enclosed = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
+        rows = _where(pc.invert(enclosed)) | _long_numbers(values)
+        # One look at all the bytes; only if that finds something, at each value.
+        if not _is_clean(_all_bytes(values), self._refuse_nul) or not _is_utf8(values):
+            rows |= {row for row, value in enumerate(values.to_pylist()) if not self._is_safe(value)}
+        return rows
+
+    def _is_safe(self, value: bytes) -> bool:
+        return _is_clean(value, self._refuse_nul) and _is_utf8(pa.array([value]))
+
+    def read(self, values: pa.Array) -> tuple[pa.RecordBatch, set[int]]:
+        """A row for each value, and the rows that are in doubt, or ``Unreadable``.
+
+        Each value starts with { and ends with }, so that no value can complete another one: joined by newlines, they
+        are at least one object each, and as many rows as values means exactly one each.
+        """
+        table = self._parsed(values)
+        if table.num_rows != len(values):
+            raise Unreadable(None)
+        doubts = _Doubts()
+        arrays = [
+            _settled_field(table.column(number).combine_chunks(), declared, doubts)
+            for number, declared in enumerate(self._fields)
+        ]
+        if doubts.zeros:
+            zeros = pa.array(sorted(doubts.zeros), pa.int64())
+            doubts.rows |= _picked(zeros, _where(pc.match_substring_regex(values.take(zeros), _TINY)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), doubts.rows
+
+    def _parsed(self, values: pa.Array) -> pa.Table:
+        lines = pc.binary_join_element_wise(values, b"", b"\n")
+        text = lines.buffers()[2]
+        # One block for all: a value may hold newlines, and where blocks end Arrow takes them for the end of a record.
+        options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        try:
+            return pyarrow.json.read_json(
+                pa.BufferReader(text), read_options=options, parse_options=self._parse_options
+            )
+        except pa.ArrowInvalid as error:
+            said = _ROW.search(str(error))
+            raise Unreadable(int(said[1]) if said else None) from None
+
+
+def _as_read(type: Type) -> pa.DataType:
+    """What Arrow's reader is asked for: text where it would be laxer than we are."""
+    if type in _SPELLING or type is Scalar.BINARY:
+        return pa.string()
+    if isinstance(type, Array):
+        return pa.list_(_as_read(type.element))
+    if isinstance(type, Struct):
+        return pa.struct([(field.name, _as_read(field.type)) for field in type.fields])
+    return arrow_type(type)
+
+
+def _has_map(type: Type) -> bool:
+    if isinstance(type, Array):
+        return _has_map(type.element)
+    if isinstance(type, Struct):
+        return any(_has_map(field.type) for field in type.fields)
+    return isinstance(type, Map)
+
+
+def _settled_field(array: pa.Array, declared: Field, doubts: _Doubts, parents: pa.Array | None = None) -> pa.Array:
+    """A column as its declared type. Rows in doubt are added to ``doubts``; what stands there does not matter."""
+    if declared.required and array.null_count:
+        absent = array.is_null()
+        doubts.rows |= _where(absent if parents is None else pc.and_(absent, parents.is_valid()))
+    return _settled(array, declared.type, doubts)
+
+
+def _settled(array: pa.Array, type: Type, doubts: _Doubts) -> pa.Array:
+    if isinstance(type, Array):
+        return _settled_list(array, type, doubts)
+    if isinstance(type, Struct):
+        children = [_settled_field(array.field(n), child, doubts, array) for n, child in enumerate(type.fields)]
+        return pa.StructArray.from_arrays(children, fields=arrow_fields(type.fields), mask=array.is_null())
+    if isinstance(type, Decimal):
+        doubts.rows |= _over_precision(array, type)
+    elif type in _FLOATS:
+        doubts.rows |= _where(pc.invert(pc.is_finite(array)))
+        doubts.zeros |= _where(pc.equal(array, 0))
+    elif type in _SPELLING:
+        return _settled_time(array, type, doubts)
+    elif type is Scalar.BINARY:
+        return _settled_binary(array, doubts)
+    return array
+
+
+def _settled_list(array: pa.Array, type: Array, doubts: _Doubts) -> pa.Array:
+    inner = _Doubts()
+    elements = _settled(array.values, type.element, inner)
+    if inner.rows or inner.zeros:
+        doubts.add(inner.of_parents(pc.list_parent_indices(array)))
+    return pa.ListArray.from_arrays(array.offsets, elements, mask=array.is_null())
+
+
+def _settled_time(array: pa.Array, type: Scalar, doubts: _Doubts) -> pa.Array:
+    target = arrow_type(type)
+    spelled = pc.match_substring_regex(array, _SPELLING[type])
+    if not pc.all(spelled).as_py():
+        doubts.rows |= _where(pc.invert(spelled))
+        array = pc.if_else(spelled, array, None)
+    try:
+        times = array.cast(target)
+    except pa.ArrowInvalid:  # a day that its month does not have
+        wrong = [text is not None and not is_day(text[:10]) for text in array.to_pylist()]
+        doubts.rows |= _where(pa.array(wrong))
+        times = pc.if_else(pa.array(wrong), None, array).cast(target)
+    first, last = (pa.scalar(bound).cast(target) for bound in _CALENDAR[type])
+    doubts.rows |= _where(pc.or_(pc.less(times, first), pc.greater(times, last)))
+    return times
+
+
+def _settled_binary(array: pa.Array, doubts: _Doubts) -> pa.Array:
+    texts = array.to_pylist()
+    decoded = [None if text is None else base64_decode(text) for text in texts]
+    doubts.rows |= {row for row, text in enumerate(texts) if text is not None and decoded[row] is None}
+    return pa.array(decoded, pa.binary())
+
+
+def _over_precision(array: pa.Array, type: Decimal) -> set[int]:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        whole_digits = type.precision - type.scale
+        return {row for row, number in enumerate(array.to_pylist()) if number and number.adjusted() >= whole_digits}
+    return set()
+
+
+def _is_clean(data: bytes, refuse_nul: bool) -> bool:
+    # Looking for the backslash first is quicker than looking for what may follow it.
+    return b"\0" not in data and not (refuse_nul and b"\\" in data and b"\\u0000" in data)
+
+
+def _is_utf8(values: pa.Array) -> bool:
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _all_bytes(values: pa.Array) -> bytes:
+    """The values without gap, as they stand in their buffer."""
+    _, offsets, data = values.buffers()
+    starts = memoryview(offsets).cast("i")
+    return bytes(data[starts[values.offset] : starts[values.offset + len(values)]])
+
+
+def _long_numbers(values: pa.Array) -> set[int]:
+    """Values that may hold a number of too many digits. It may also be text: the judge looks."""
+    long = pc.greater(pc.binary_length(values), NUMBER_DIGITS_MAX)
+    if not pc.any(long).as_py():
+        return set()
+    rows = pc.indices_nonzero(long)
+    return _picked(rows, _where(pc.match_substring_regex(values.take(rows), _LONG_NUMBER)))
+
+
+def _where(mask: pa.Array) -> set[int]:
+    return set(pc.indices_nonzero(mask).to_pylist()) if pc.any(mask).as_py() else set()
+
+
+def _picked(array: pa.Array, rows: Iterable[int]) -> set[int]:
+    return set(array.take(pa.array(sorted(rows), pa.int64())).to_pylist())

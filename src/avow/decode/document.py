@@ -1,0 +1,157 @@
+"""One record's bytes as a JSON document, strictly: what RFC 8259 calls JSON, without the doubts it leaves open.
+
+Refused beyond the grammar: duplicate names, escapes of lone surrogates, more than 1,000 levels, numbers of more than
+1,000 digits. A byte order mark is passed over. Numbers stay as the digits they were written with.
+
+Owns: the syntax. Must not know: the declared columns. Its neighbour is ``values``, which gives a document its types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from avow.decode.result import Reason, Refused, shown
+
+DEPTH_MAX = 1_000  # objects and arrays inside one another, the document itself being the first
+NUMBER_DIGITS_MAX = 1_000
+
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]..")
+_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([\[{])|([\]}])', re.DOTALL)
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
+
+
+class Number(str):
+    """A number as it was written. Not equal in kind to a string: a reader asks for one or the other."""
+
+    __slots__ = ()
+
+
+# None, bool, Number, str, list, dict. The readers test for the class itself: ``type(x) is str`` is not a Number.
+Json = object
+
+
+def parse(value: bytes) -> dict[str, Json]:
+    """The object that a record's value spells, or why it spells none."""
+    if not value:
+        raise Refused(Reason.EMPTY, "a value of zero bytes")
+    document = parse_any(text_of(value).removeprefix("\ufeff"))
+    if type(document) is not dict:
+        raise Refused(Reason.NOT_OBJECT, f"{kind(document)} where an object is due")
+    return document
+
+
+def text_of(value: bytes) -> str:
+    """UTF-8, strictly."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        raise Refused(Reason.NOT_UTF8, f"byte 0x{value[at]:02x} at {at:,} is not UTF-8") from None
+
+
+def parse_any(text: str) -> Json:
+    """Whatever JSON value the text spells."""
+    if text.count("[") + text.count("{") > DEPTH_MAX and _depth(text) > DEPTH_MAX:
+        raise Refused(Reason.TOO_DEEP, f"nested more than {DEPTH_MAX:,} deep")
+    try:
+        document = _with_room(_DECODER.decode, text)
+    except json.JSONDecodeError as error:
+        raise Refused(Reason.NOT_JSON, f"{error.msg} at character {error.pos:,} of {len(text):,}") from None
+    if "\\u" in text:
+        _refuse_lone_surrogates(text)
+    return document
+
+
+def kind(value: Json) -> str:
+    """What a JSON value is, and a glimpse of it, for a detail."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Number):
+        return f"the number {shown(value)[1:-1]}"
+    if isinstance(value, str):
+        return f"the string {shown(value)}"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def write(value: Json) -> str:
+    """A document as text again: the same names in the same order, the same digits, no spaces."""
+    return _with_room(_write, value)
+
+
+def _write(value: Json) -> str:
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{_quoted(name)}:{_write(inner)}" for name, inner in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join([_write(inner) for inner in value]) + "]"
+    return _quoted(value)
+
+
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise Refused(Reason.DUPLICATE_FIELD, f"the field {shown(twice)} is there twice")
+    return document
+
+
+def _number(token: str) -> Number:
+    if len(token) > NUMBER_DIGITS_MAX:
+        digits = sum(map(str.isdigit, token))
+        if digits > NUMBER_DIGITS_MAX:
+            raise Refused(Reason.LONG_NUMBER, f"a number of {digits:,} digits, at most {NUMBER_DIGITS_MAX:,} are taken")
+    return Number(token)
+
+
+def _constant(name: str) -> NoReturn:
+    raise Refused(Reason.NOT_JSON, f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_number, parse_float=_number, parse_constant=_constant, strict=True
+)
+
+
+def _refuse_lone_surrogates(text: str) -> None:
+    # Escapes are consumed from the left, so that the one in "\\ud800" is a backslash and no surrogate.
+    for match in _ESCAPE.finditer(text):
+        if _SURROGATE.fullmatch(match[0]):
+            raise Refused(Reason.LONE_SURROGATE, f"{match[0]} at character {match.start():,} stands for no character")
+
+
+def _with_room(function: Callable[[_A], _B], argument: _A) -> _B:
+    """Call a recursive function; where the interpreter's limit is met, once more with room for what is allowed."""
+    try:
+        return function(argument)
+    except RecursionError:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(before + 3 * DEPTH_MAX)
+        try:
+            return function(argument)
+        finally:
+            sys.setrecursionlimit(before)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        if match[1]:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif match[2]:
+            depth -= 1
+    return deepest

@@ -1,0 +1,351 @@
+"""One JSON value as a value of a declared type, strictly: it fits exactly, or it is refused by name.
+
+How a type is written in JSON:
+
+- integers as a number without fraction and exponent, in range: ``1.0`` and ``1e2`` are refused
+- float and double as a number; the nearest value is taken, but not infinity, and zero only for zero
+- decimals as a number or as a string that spells one, exact: no digit beyond the scale except zeros
+- date as ``2026-01-31``, timestamp as RFC 3339 with a zone, timestamp_ntz the same without one: years 0001 to 9999,
+  no digit beyond microseconds except zeros, no leap second
+- binary as a string of standard base64 with its padding
+- array as an array, map and struct as an object; boolean and string as themselves
+
+Owns: what a value must look like. Must not know: Arrow arrays, records, JSON's syntax. Its neighbours are ``document``,
+which gives it values, and ``columns``, which is the same judgement on whole columns.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import decimal
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+
+import pyarrow as pa
+
+from avow.decode.document import Json, Number, kind
+from avow.decode.result import Reason, Refused, shown
+from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
+
+Reader = Callable[[Json], object]  # never called with null
+
+_INTEGER_BITS = {Scalar.BYTE: 8, Scalar.SHORT: 16, Scalar.INT: 32, Scalar.LONG: 64}
+_LONG_DIGITS_MAX = 19
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_TIMESTAMP = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
+    r"([Zz]|[+-][0-9]{2}:[0-9]{2})?"
+)
+_MICROSECOND_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every value of a pipeline."""
+
+    refuse_nul: bool  # the sink cannot hold NUL in text
+    ignore_unknown: bool  # fields of a struct that are not declared are dropped, not refused
+
+
+def reader(type: Type, rules: Rules) -> Reader:
+    """A function that reads a JSON value, not null, as this type, or raises ``Refused``."""
+    if isinstance(type, Decimal):
+        return _decimal(type)
+    if isinstance(type, Array):
+        return _array(reader(type.element, rules))
+    if isinstance(type, Map):
+        return _map(reader(type.value, rules), rules)
+    if isinstance(type, Struct):
+        return _struct(type, rules)
+    if type in _INTEGER_BITS:
+        return _integer(type)
+    if type is Scalar.STRING:
+        return _string(rules)
+    return {
+        Scalar.BOOLEAN: _boolean,
+        Scalar.FLOAT: _float,
+        Scalar.DOUBLE: _double,
+        Scalar.BINARY: _binary,
+        Scalar.DATE: _date,
+        Scalar.TIMESTAMP: _timestamp,
+        Scalar.TIMESTAMP_NTZ: _timestamp_ntz,
+    }[type]
+
+
+def field_reader(field: Field, rules: Rules) -> Reader:
+    """The same for a field, which may be null unless it is declared otherwise."""
+    read, name = reader(field.type, rules), field.name
+
+    def required(value: Json) -> object:
+        if value is None:
+            raise Refused(Reason.MISSING_FIELD, "null, and declared not null", name)
+        return optional(value)
+
+    def optional(value: Json) -> object:
+        if value is None:
+            return None
+        try:
+            return read(value)
+        except Refused as refused:
+            raise refused.inside(name) from None
+
+    return required if field.required else optional
+
+
+def fields_reader(fields: tuple[Field, ...], rules: Rules) -> Callable[[dict[str, Json]], dict[str, object]]:
+    """An object's declared fields, all of them, absent ones as null. Others are the caller's business."""
+    readers = [(field.name, field_reader(field, rules)) for field in fields]
+    required = frozenset(field.name for field in fields if field.required)
+
+    def read(document: dict[str, Json]) -> dict[str, object]:
+        if not document.keys() >= required:
+            absent = next(name for name, _ in readers if name in required and name not in document)
+            raise Refused(Reason.MISSING_FIELD, "absent, and declared not null", absent)
+        return {name: reader(document.get(name)) for name, reader in readers}
+
+    return read
+
+
+def refuse_nul(text: str) -> None:
+    if "\0" in text:
+        raise Refused(Reason.NUL, f"a NUL in {shown(text)}, which the sink cannot hold")
+
+
+def refuse_nul_within(value: Json) -> None:
+    """The same for every text of a document, names and values. Without recursion: it may be a thousand deep."""
+    todo = [value]
+    while todo:
+        inner = todo.pop()
+        if isinstance(inner, str):
+            refuse_nul(inner)
+        elif isinstance(inner, dict):
+            todo += [*inner.keys(), *inner.values()]
+        elif isinstance(inner, list):
+            todo += inner
+
+
+def _wrong(value: Json, due: str) -> Refused:
+    return Refused(Reason.WRONG_TYPE, f"{kind(value)} where {due} is due")
+
+
+def _boolean(value: Json) -> bool:
+    if value is True or value is False:
+        return value
+    raise _wrong(value, "true or false")
+
+
+def _integer(type: Scalar) -> Reader:
+    limit = 1 << (_INTEGER_BITS[type] - 1)
+
+    def read(value: Json) -> int:
+        if not isinstance(value, Number) or not value.removeprefix("-").isdigit():
+            raise _wrong(value, f"{type}, digits only,")
+        # Short first: int() of a thousand digits is slow, and longer ones it refuses itself.
+        number = int(value) if len(value) <= _LONG_DIGITS_MAX + 1 else limit
+        if not -limit <= number < limit:
+            raise Refused(Reason.OUT_OF_RANGE, f"{kind(value)} does not fit into {type}")
+        return number
+
+    return read
+
+
+def _double(value: Json) -> float:
+    if not isinstance(value, Number):
+        raise _wrong(value, "double")
+    return _finite(float(value), value, Scalar.DOUBLE)
+
+
+def _float(value: Json) -> float:
+    if not isinstance(value, Number):
+        raise _wrong(value, "float")
+    # By way of a double it would be rounded twice; Arrow rounds once.
+    return _finite(pa.scalar(str(value)).cast(pa.float32()).as_py(), value, Scalar.FLOAT)
+
+
+def _finite(number: float, token: Number, type: Scalar) -> float:
+    if math.isinf(number):
+        raise Refused(Reason.OUT_OF_RANGE, f"{kind(token)} is too large for {type}")
+    if number == 0 and not _is_zero(token):
+        raise Refused(Reason.OUT_OF_RANGE, f"{kind(token)} is too small for {type}, and would be zero")
+    return number
+
+
+def _is_zero(token: str) -> bool:
+    mantissa = re.split("[eE]", token, maxsplit=1)[0]
+    return not mantissa.strip("+-0.")
+
+
+def _decimal(type: Decimal) -> Reader:
+    context = decimal.Context(prec=type.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+    unit = decimal.Decimal(1).scaleb(-type.scale)
+
+    def read(value: Json) -> decimal.Decimal:
+        if not isinstance(value, str):
+            raise _wrong(value, f"{type}")
+        if not _DECIMAL.fullmatch(value):
+            raise Refused(Reason.BAD_TEXT, f"{kind(value)} does not spell a decimal number")
+        if _is_zero(value):
+            return decimal.Decimal(0)
+        try:
+            return decimal.Decimal(value).quantize(unit, context=context)
+        except decimal.DecimalException:
+            raise Refused(Reason.OUT_OF_RANGE, f"{kind(value)} does not fit into {type} exactly") from None
+
+    return read
+
+
+def _string(rules: Rules) -> Reader:
+    def read(value: Json) -> str:
+        if type(value) is not str:
+            raise _wrong(value, "a string")
+        if rules.refuse_nul:
+            refuse_nul(value)
+        return value
+
+    return read
+
+
+def _text(value: Json, due: str) -> str:
+    if type(value) is not str:
+        raise _wrong(value, due)
+    return value
+
+
+def _bad(text: str, due: str) -> Refused:
+    return Refused(Reason.BAD_TEXT, f"{shown(text)} where {due} is due")
+
+
+def _binary(value: Json) -> bytes:
+    due = "a string of base64"
+    text = _text(value, due)
+    if not (text.isascii() and (decoded := base64_decode(text)) is not None):
+        raise _bad(text, due)
+    return decoded
+
+
+def base64_decode(text: str) -> bytes | None:
+    """The bytes, if this is how standard base64 writes them: one spelling each."""
+    try:
+        decoded = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return None
+    return decoded if base64.b64encode(decoded).decode("ascii") == text else None
+
+
+def _date(value: Json) -> date:
+    due = "a date such as 2026-01-31"
+    text = _text(value, due)
+    match = _DATE.fullmatch(text)
+    if not match:
+        raise _bad(text, due)
+    try:
+        return date(int(match[1]), int(match[2]), int(match[3]))
+    except ValueError as error:
+        raise Refused(Reason.BAD_TEXT, f"{shown(text)}: {error}") from None
+
+
+def is_day(text: str) -> bool:
+    """Whether the calendar has this day, given in the right form."""
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _timestamp(value: Json) -> datetime:
+    due = "a timestamp with its zone, such as 2026-01-31T12:00:00Z,"
+    text = _text(value, due)
+    match = _TIMESTAMP.fullmatch(text)
+    if not match or not match[8]:
+        raise _bad(text, due)
+    moment = _moment(text, match)
+    try:
+        return moment.replace(tzinfo=_zone(match[8])).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise Refused(Reason.OUT_OF_RANGE, f"{shown(text)} is not between the years 0001 and 9999 in UTC") from None
+
+
+def _timestamp_ntz(value: Json) -> datetime:
+    due = "a timestamp without a zone, such as 2026-01-31T12:00:00,"
+    text = _text(value, due)
+    match = _TIMESTAMP.fullmatch(text)
+    if not match or match[8]:
+        raise _bad(text, due)
+    return _moment(text, match)
+
+
+def _moment(text: str, match: re.Match[str]) -> datetime:
+    fraction = match[7] or ""
+    if fraction[_MICROSECOND_DIGITS:].strip("0"):
+        raise Refused(Reason.OUT_OF_RANGE, f"{shown(text)} is finer than a microsecond")
+    if match[8] and match[8] not in "Zz" and (match[8][1:3] > "23" or match[8][4:] > "59"):
+        raise Refused(Reason.BAD_TEXT, f"{shown(text)}: no such zone")
+    micros = int(fraction[:_MICROSECOND_DIGITS].ljust(_MICROSECOND_DIGITS, "0"))
+    try:
+        year, month, day, hour, minute, second = (int(match[part]) for part in range(1, 7))
+        return datetime(year, month, day, hour, minute, second, micros)
+    except ValueError as error:
+        raise Refused(Reason.BAD_TEXT, f"{shown(text)}: {error}") from None
+
+
+def _zone(text: str) -> timezone:
+    if text in "Zz":
+        return UTC
+    ahead = timedelta(hours=int(text[1:3]), minutes=int(text[4:]))
+    return timezone(-ahead if text[0] == "-" else ahead)
+
+
+def _array(element: Reader) -> Reader:
+    def read(value: Json) -> list[object]:
+        if type(value) is not list:
+            raise _wrong(value, "an array")
+        return [_inside(f"[{number}]", element, inner) for number, inner in enumerate(value)]
+
+    return read
+
+
+def _map(element: Reader, rules: Rules) -> Reader:
+    def read(value: Json) -> list[tuple[str, object]]:
+        if type(value) is not dict:
+            raise _wrong(value, "an object")
+        if rules.refuse_nul:
+            for name in value:
+                refuse_nul(name)
+        return [(name, _inside(f"[{shown(name)}]", element, inner)) for name, inner in value.items()]
+
+    return read
+
+
+def _struct(struct: Struct, rules: Rules) -> Reader:
+    read_fields = fields_reader(struct.fields, rules)
+    known = frozenset(field.name for field in struct.fields)
+
+    def read(value: Json) -> dict[str, object]:
+        if type(value) is not dict:
+            raise _wrong(value, "an object")
+        if not rules.ignore_unknown:
+            refuse_unknown(value, known)
+        return read_fields(value)
+
+    return read
+
+
+def refuse_unknown(document: dict[str, Json], known: frozenset[str]) -> None:
+    if not document.keys() <= known:
+        stranger = next(name for name in document if name not in known)
+        raise Refused(Reason.UNKNOWN_FIELD, f"the field {shown(stranger)} is not declared")
+
+
+def _inside(place: str, read: Reader, value: Json) -> object:
+    if value is None:
+        return None
+    try:
+        return read(value)
+    except Refused as refused:
+        raise refused.inside(place) from None
