@@ -8,7 +8,8 @@
     ├── SourceError           exit 4   Kafka did not do what was asked, and trying again did not help
     │   ├── TopicRecreated    exit 10  the topic is not the one the ledger knows
     │   ├── LogTruncated      exit 11  the log ends before the position, or holds another record there
-    │   └── RetentionLoss     exit 12  records were deleted before they were claimed
+    │   ├── RetentionLoss     exit 12  records were deleted before they were claimed
+    │   └── TooManyDeadLetters exit 14 more bad records than dead_letters.max_share allows
     ├── SinkError             exit 5   the sink did not do what was asked, and trying again did not help
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
     │   └── Superseded        exit 13  a newer run owns the pipeline
@@ -66,6 +67,12 @@ class RetentionLoss(SourceError):
     """Records were deleted by retention before they were claimed."""
 
     exit_code = 12
+
+
+class TooManyDeadLetters(SourceError):
+    """More records of a range are bad than ``dead_letters.max_share`` allows. Nothing of the range was claimed."""
+
+    exit_code = 14
 
 
 class SinkError(AvowError):

@@ -206,11 +206,7 @@ def claim(
     entry: Entry, done: OffsetRange, run: int, counts: Counts = NOTHING, last: Fingerprint | None = None
 ) -> Entry:
     """The entry after a claim of ``done``: compare-and-set on the position, fenced by the run."""
-    if entry.run > run:
-        raise Superseded(
-            f"superseded by run {entry.run}: run {run} may no longer claim {done}",
-            advice="Another run of this pipeline has started. Stop one of the two.",
-        )
+    check_fence(entry, run)
     if not done:
         raise ProtocolViolation(f"an empty range cannot be claimed: {done}")
     if entry.position != done.start:
@@ -218,6 +214,15 @@ def claim(
     if counts.read > len(done):
         raise ProtocolViolation(f"{counts.read} records cannot come from {done}")
     return replace(entry, position=done.until, run=run, counts=entry.counts + counts, last=last or entry.last)
+
+
+def check_fence(entry: Entry, run: int) -> None:
+    """Stop a run that a newer one has superseded, before it does needless harm."""
+    if entry.run > run:
+        raise Superseded(
+            f"superseded by run {entry.run}: run {run} may no longer write or claim",
+            advice="Another run of this pipeline has started. Stop one of the two.",
+        )
 
 
 def next_run(entries: Iterable[Entry]) -> int:

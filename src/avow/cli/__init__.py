@@ -22,6 +22,7 @@ COMMANDS = {
     },
     "Pipelines": {
         "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
+        "run": ("run", "Move records from Kafka into the sink, under the declared guarantee."),
     },
 }
 MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
@@ -59,13 +60,13 @@ class Avow(click.Group):
 def fail(error: AvowError) -> NoReturn:
     """Show an error and end with its exit code."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]error:[/] {_plain(str(error))}")
+    console.print(f"[bold red]error:[/] {plain(str(error))}")
     if error.advice:
-        console.print(f"[bold]what to do:[/] {_plain(error.advice)}")
+        console.print(f"[bold]what to do:[/] {plain(error.advice)}")
     sys.exit(error.exit_code)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Safe to show: no markup of ours, no control codes of someone else's."""
     kept = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
     return kept.replace("[", r"\[")

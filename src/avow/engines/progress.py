@@ -1,0 +1,29 @@
+"""What a run tells while it runs. Apart from the engines, so that showing it needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from avow.ledger import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run has come to, told after every batch."""
+
+    run: int
+    batch: int
+    offsets: int  # covered by this batch
+    seconds: float  # this batch took
+    counts: Counts  # over the pipeline's life
+    lag_records: int
+    lag_seconds: float | None  # the age of the oldest record that is not claimed; None if there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Whom the run tells what."""
+
+    progress: Callable[[Progress], None] = lambda _: None
+    event: Callable[[str], None] = lambda _: None  # a line for a person: started, failed and trying again, ...

@@ -1,0 +1,472 @@
+"""The Spark engine: Structured Streaming plans offset ranges, each task brings one range into the sink.
+
+Theory of operation
+-------------------
+A run starts from the ledger, never from a checkpoint: it takes a run number, fences older runs, asks
+``ledger.plan_start`` about every partition, and hands Spark the positions as ``startingOffsets``. Spark's checkpoint is
+a temporary folder, thrown away with the attempt. For each micro-batch the planned ranges are read from the checkpoint's
+offset log and passed into the tasks; one task is one partition's range (no ``minPartitions``), so order and claims are
+per task. A range in which no record is visible (markers, aborted records) reaches no task; the driver claims it. After
+each batch the positions are told to the Kafka group, for lag tools.
+
+A failure that may pass (a broker, the database, a worker) ends the attempt, and another starts from the ledger, with
+back-off and a bound. A named stop ends the run.
+
+Owns: the driver's side of a run. Must not know: how a sink writes. Neighbours: ``task`` (what a task does), ``ledger``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from avow import ledger
+from avow.engines import failpoints, sql
+from avow.engines.progress import Observer, Progress
+from avow.engines.task import Preparing, Work, decoded, deliver, python_transform
+from avow.errors import (
+    AvowError,
+    ConfigError,
+    LogTruncated,
+    ProtocolViolation,
+    RetentionLoss,
+    SourceError,
+    Superseded,
+    TooManyDeadLetters,
+    TopicRecreated,
+)
+from avow.kafka.log import Log, TopicPartition
+from avow.ledger import Counts, Entry, OffsetRange
+from avow.settings import Pipeline, revealed
+from avow.sinks.postgres import PostgresTask, Store, tables
+
+ATTEMPTS_WITHOUT_PROGRESS = 8
+BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
+LAG_EVERY_S = 1.0
+SILENT = Observer()
+
+# What ends a run for good. Anything else may pass, and is tried again.
+STOPS: dict[str, type[AvowError]] = {
+    stop.__name__: stop
+    for stop in (
+        ConfigError,
+        LogTruncated,
+        ProtocolViolation,
+        RetentionLoss,
+        Superseded,
+        TooManyDeadLetters,
+        TopicRecreated,
+    )
+}
+
+# A record's columns, as the tasks get them. Headers go as JSON text: over a nested column Spark 4.1 recounts its whole
+# batch for every row it adds (measured: 6 thousand records/s instead of hundreds).
+RECORDS = (
+    *("topic", "partition", "offset", "timestamp", "key", "value"),
+    "CASE WHEN size(headers) > 0 THEN to_json(transform(headers, h -> struct(h.key AS k, base64(h.value) AS v))) END"
+    " AS headers",
+)
+
+REPORT = "topic string, partition int, stop string, message string, advice string"
+_REPORT = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32())]
+    + [(name, pa.string()) for name in ("stop", "message", "advice")]
+)
+
+
+class _StopAsked(Exception):
+    """Raised into Spark to end the query between two batches."""
+
+
+def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool) -> SparkSession:
+    """A session with the user's settings over ours. ``short``: a run that ends soon wants to start soon."""
+    given = {f"spark.{key}": value for key, value in revealed(pipeline.spark).items()}
+    master = given.get("spark.master", f"local[{max(2, os.cpu_count() or 2)},4]")
+    settings = {
+        "spark.master": master,
+        "spark.app.name": f"avow {pipeline.name}",
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        # A second attempt beside the first would be safe (the ledger judges it), and for nothing.
+        "spark.speculation": "false",
+        # Kafka's consumers are kept for the next batch and let go soon after: the defaults keep data for minutes.
+        "spark.kafka.consumer.cache.timeout": "30s",
+        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
+    }
+    if master.startswith("local"):
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.driver.extraJavaOptions"] = java_options(short=short)
+    settings |= given
+    # The workers must run this very Python, with this very package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    log = Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
+    try:
+        with _standard_error_to(log):
+            return builder.getOrCreate()
+    except (PySparkException, RuntimeError) as error:
+        raise ConfigError(
+            f"Spark does not start: {error}", advice=f"Check [spark]; `avow doctor` checks Java. Spark's own log: {log}"
+        ) from error
+
+
+@contextmanager
+def _standard_error_to(path: Path) -> Iterator[None]:
+    """What a JVM that is started meanwhile prints goes to a file: it writes pages, and a person reads our lines."""
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def java_options(*, short: bool) -> str:
+    """Options for a local driver JVM: quiet, and for a short run, quick to start."""
+    quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+    # The optimising compiler pays after minutes; a run that only drains rarely lives that long.
+    return f"{quiet} -XX:+UseSerialGC -XX:TieredStopAtLevel=1" if short else quiet
+
+
+class Run:
+    """One execution of a pipeline. ``spark`` gives the session, once all that needs none has been checked."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: Callable[[], SparkSession],
+        *,
+        once: bool = False,
+        observer: Observer = SILENT,
+    ) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._once = once
+        self._observer = observer
+        self._stop = threading.Event()
+        self._batch_running = threading.Lock()
+
+    def stop(self) -> None:
+        """Ask the run to end after the current batch. Safe to call from a signal handler."""
+        self._stop.set()
+
+    def execute(self) -> None:
+        """Run until drained, stopped, or ended by a named stop."""
+        os.environ[failpoints.DRIVER] = str(os.getpid())
+        pipeline = self._pipeline
+        # What needs no JVM is asked before one starts: a wrong password or a missing topic is told at once.
+        python_transform(pipeline)
+        with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
+            log.partitions()
+            spark = self._spark()
+            if store.prepare(sink_columns(spark, pipeline)):
+                self._observer.event(f"made table {pipeline.sink.table}")
+        self._attempts(spark)
+
+    def _attempts(self, spark: SparkSession) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            attempt = _Attempt(self._pipeline, spark, self._stop, self._batch_running, self._observer, once=self._once)
+            try:
+                attempt.execute()
+                return
+            except tuple(STOPS.values()):
+                raise
+            except (AvowError, PySparkException, OSError) as error:
+                failures = 1 if attempt.batches else failures + 1
+                if failures > ATTEMPTS_WITHOUT_PROGRESS:
+                    raise _last_word(error, failures) from error
+                pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
+                self._observer.event(f"failed ({_first_line(error)}); trying again from the ledger in {pause:g} s")
+                self._stop.wait(pause)
+            finally:
+                attempt.close()
+
+
+def _last_word(error: Exception, failures: int) -> AvowError:
+    kind = type(error) if isinstance(error, AvowError) else SourceError
+    return kind(
+        f"gave up after {failures} attempts without progress: {_first_line(error)}",
+        advice=getattr(error, "advice", "") or "The ledger is whole: start again when the cause is mended.",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def sink_columns(spark: SparkSession, pipeline: Pipeline) -> list[tables.Column]:
+    """The columns that rows will have in the sink, after the transform."""
+    rest = pipeline.decode.unknown_fields == "keep" and pipeline.decode.format == "json"
+    fields = pipeline.decode.columns.fields
+    if pipeline.transform is not None:
+        fields, rest = sql.output_fields(spark, pipeline), False
+    return tables.columns(fields, pipeline.sink, rest=rest)
+
+
+class _Attempt:
+    """From the ledger to the first failure."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        stop: threading.Event,
+        batch_running: threading.Lock,
+        observer: Observer,
+        *,
+        once: bool,
+    ) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._stop = stop
+        self._batch_running = batch_running
+        self._observer = observer
+        self._once = once
+        self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
+        self._store = Store(pipeline)
+        self._log = Log(pipeline.source, pipeline.name)
+        self._query: StreamingQuery | None = None
+        self._failure: BaseException | None = None
+        self._positions: dict[TopicPartition, int] = {}  # where the next planned range starts
+        self._told_lag_at = 0.0
+        self._lag: tuple[int, float | None] = (0, None)
+        self.batches = 0
+
+    def close(self) -> None:
+        if self._query is not None:
+            with suppress(PySparkException):
+                self._query.stop()
+        self._store.close()
+        self._log.close()
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+    def execute(self) -> None:
+        self._run = self._store.open_run()
+        self._positions = self._start()
+        self._observer.event(
+            f"run {self._run} of {self._pipeline.name}: {self._pipeline.guarantee}, "
+            f"{len(self._positions)} partitions, from the ledger"
+        )
+        self._tell_group()
+        self._query = self._start_query()
+        try:
+            while not self._query.awaitTermination(1):
+                # Between two batches nothing is in flight; inside one, the batch ends first.
+                if self._stop.is_set() and self._batch_running.acquire(blocking=False):
+                    self._batch_running.release()
+                    return
+        except StreamingQueryException:
+            # Spark tells of our own exception as text; the exception itself says more.
+            if self._failure is None:
+                raise
+            if not isinstance(self._failure, _StopAsked):
+                raise self._failure from None
+
+    def _start(self) -> dict[TopicPartition, int]:
+        """Ask the rules about every partition, and write first positions before anything is read."""
+        source = self._pipeline.source
+        known = self._log.partitions()
+        entries: dict[TopicPartition, Entry | None] = dict(self._store.entries())
+        views = self._log.view({where: entries.get(where) for where in known})
+        declared = self._log.declared_start(source.start, [where for where in known if not entries.get(where)])
+        starts = {
+            where: ledger.plan_start(
+                entries.get(where), views[where], declared.get(where, 0), skip_lost=source.on_data_loss == "skip"
+            )
+            for where in known
+        }
+        self._store.adopt(
+            {w: Entry(start.position, known[w], self._run) for w, start in starts.items() if start.adopted}
+        )
+        for start in starts.values():
+            if start.given_up:
+                lost = len(start.given_up)
+                self._store.claim(start.given_up, self._run, -1, Counts(read=lost, skipped=lost))
+                self._observer.event(f"retention-loss: {start.given_up} is claimed as skipped, as declared")
+        return {where: start.position for where, start in starts.items()}
+
+    def _start_query(self) -> StreamingQuery:
+        source, batch = self._pipeline.source, self._pipeline.batch
+        starting: dict[str, dict[str, int]] = {}
+        for where, position in self._positions.items():
+            starting.setdefault(where.topic, {})[str(where.partition)] = position
+        reader = (
+            self._spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", source.brokers)
+            .option("startingOffsets", json.dumps(starting))
+            .option("failOnDataLoss", "true")
+            .option("includeHeaders", "true")
+            .option("maxOffsetsPerTrigger", str(batch.max_records))
+        )
+        for key, value in revealed(source.kafka).items():
+            reader = reader.option(f"kafka.{key}", value)
+        reader = reader.option("kafka.isolation.level", "read_committed")
+        if source.topics_pattern is not None:
+            reader = reader.option("subscribePattern", source.topics_pattern)
+        else:
+            reader = reader.option("subscribe", ",".join(source.topics))
+        interval_ms = max(1, round(batch.interval.total_seconds() * 1000))
+        writer = (
+            reader.load()
+            .selectExpr(*RECORDS)
+            .writeStream.foreachBatch(self._on_batch)
+            .option("checkpointLocation", self._checkpoint.as_uri())
+        )
+        when = {"availableNow": True} if self._once else {"processingTime": f"{interval_ms} milliseconds"}
+        return writer.trigger(**when).start()
+
+    def _on_batch(self, frame: DataFrame, batch: int) -> None:
+        with self._batch_running:
+            try:
+                if self._stop.is_set():
+                    raise _StopAsked
+                self._deliver_batch(frame, batch)
+            except BaseException as error:
+                self._failure = error
+                raise
+
+    def _deliver_batch(self, frame: DataFrame, batch: int) -> None:
+        started = time.monotonic()
+        ranges = self._planned(batch)
+        if not ranges:
+            return
+        work = Work(self._pipeline, self._run, batch, ranges)
+        seen = set()
+        for report in work_frame(frame, work).collect():
+            if report.stop is not None:
+                raise STOPS[report.stop](report.message, advice=report.advice)
+            seen.add(TopicPartition(report.topic, report.partition))
+        for where, planned in ranges.items():
+            if where not in seen:  # nothing visible in it: no task has claimed it
+                self._store.claim(planned, self._run, batch)
+            self._positions[where] = planned.until
+        self.batches += 1
+        self._tell_group()
+        self._tell_progress(batch, sum(map(len, ranges.values())), time.monotonic() - started)
+
+    def _planned(self, batch: int) -> dict[TopicPartition, OffsetRange]:
+        """The batch's ranges, from Spark's own offset log: each ends where it says, and starts where the last ended."""
+        lines = (self._checkpoint / "offsets" / str(batch)).read_text().splitlines()
+        ends = {
+            TopicPartition(topic, int(partition)): end
+            for topic, partitions in json.loads(lines[-1]).items()
+            for partition, end in partitions.items()
+        }
+        self._adopt_new(ends.keys() - self._positions.keys())
+        return {
+            where: OffsetRange(where.topic, where.partition, self._positions[where], end)
+            for where, end in ends.items()
+            if end > self._positions[where]
+        }
+
+    def _adopt_new(self, found: set[TopicPartition]) -> None:
+        """Partitions added while running: Spark reads them from their earliest offset, and so does the ledger."""
+        if not found:
+            return
+        known = self._log.partitions()
+        earliest = self._log.declared_start("earliest", found)
+        entries = self._store.entries()
+        fresh = {where: Entry(earliest[where], known[where], self._run) for where in found if where not in entries}
+        self._store.adopt(fresh)
+        for where in sorted(found):
+            self._positions[where] = entries[where].position if where in entries else earliest[where]
+            self._observer.event(f"partition added: {where.topic}/{where.partition}")
+
+    def _tell_group(self) -> None:
+        """Let lag tools see the positions. It is a courtesy: the truth is in the ledger."""
+        try:
+            self._log.tell(self._positions)
+        except SourceError as error:
+            self._observer.event(f"the group could not be told its positions: {_first_line(error)}")
+
+    def _tell_progress(self, batch: int, records: int, seconds: float) -> None:
+        now = time.monotonic()
+        if now - self._told_lag_at > LAG_EVERY_S:
+            with suppress(SourceError):
+                self._lag = self._measure_lag()
+            self._told_lag_at = now
+        counts = sum((entry.counts for entry in self._store.entries().values()), ledger.NOTHING)
+        self._observer.progress(Progress(self._run, batch, records, seconds, counts, *self._lag))
+
+    def _measure_lag(self) -> tuple[int, float | None]:
+        """In records, and in seconds: the age of the oldest record that is not claimed."""
+        ends = self._log.stable_ends(self._positions)
+        behind = {where: position for where, position in self._positions.items() if position < ends[where]}
+        records = sum(ends[where] - position for where, position in behind.items())
+        stamps = [stamp for stamp in self._log.timestamps_at(behind).values() if stamp is not None]
+        return records, time.time() - min(stamps) / 1000 if stamps else None
+
+
+def work_frame(frame: DataFrame, work: Work) -> DataFrame:
+    """The job of one batch: each task delivers its range and reports."""
+    if work.by_sql:
+        return sql.decode_frame(frame, work).mapInArrow(lambda rows: _write_task(iter(rows), work), REPORT)
+    return frame.mapInArrow(lambda records: _decode_and_write_task(iter(records), work), REPORT)
+
+
+def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
+    """In a Python worker: records in, a report out."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return
+    where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
+    records = itertools.chain([first], filled)
+    yield _reported(where, work, decoded(records, work.pipeline, work.ranges[where]))
+    for _ in records:  # a replay leaves its records unread, and Spark wants them read
+        pass
+
+
+def _write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
+    """In a Python worker behind the query: its rows in, a report out."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    rows = itertools.chain([first] if first is not None else [], filled)
+    if first is not None:
+        topic, partition = (first.column(name)[0].as_py() for name in work.pipeline.sink.lineage[:2])
+        where, note = TopicPartition(topic, partition), None
+    else:
+        # Every record was left out or is dead. The note tells of them; without one there was none.
+        note = sql.take_note(work)
+        if note is None:
+            return
+        where = note.where
+    yield _reported(where, work, sql.prepared(rows, work, note))
+    for _ in rows:
+        pass
+    sql.take_note(work)  # a replay has not taken it
+
+
+def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.RecordBatch:
+    """Deliver one range. A named stop is told and not raised: Spark would try again what must not be tried again."""
+    told: list[str | None] = [None, None, None]
+    try:
+        deliver(prepare, work.ranges[where], work, PostgresTask(work.pipeline, work.run))
+    except tuple(STOPS.values()) as stop:
+        told = [type(stop).__name__, str(stop), stop.advice]
+    row = [where.topic, where.partition, *told]
+    arrays = [pa.array([value], field.type) for value, field in zip(row, _REPORT, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_REPORT)

@@ -1,0 +1,245 @@
+"""Transforms by SQL on Spark: decode, then the query, then write, in one narrow pass.
+
+The query runs between two Python functions of the same Spark task. Dead letters, tombstones and the count of records
+cannot pass through somebody's WHERE, so the first function leaves them in a *note*: a file of the executor, named after
+the task attempt, complete when the last row has gone through, read and removed by the second.
+
+Owns: the narrow check, the note, and what columns a transform gives. Must not know: the ledger or any sink's SQL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from avow import schema
+from avow.decode import decoder
+from avow.engines.task import Prepared, Preparing, Work, decoded, python_transform
+from avow.errors import ConfigError
+from avow.kafka.log import TopicPartition
+from avow.ledger import Fingerprint, OffsetRange
+from avow.settings import REST_COLUMN, Pipeline
+from avow.sinks.base import DeadLetter, Rows
+
+# What a narrow query is made of. Anything else moves records between partitions, or looks at more than one at a time.
+NARROW = frozenset(
+    {"Project", "Filter", "Generate", "SubqueryAlias", "View", "LocalRelation", "LogicalRDD", "MapInArrow"}
+    | {"WithCTE", "CTERelationDef", "CTERelationRef", "OneRowRelation"}
+)
+
+
+@dataclass(slots=True)
+class Note:
+    """What the decoding half of a task tells the writing half, beside the rows."""
+
+    where: TopicPartition
+    offsets: list[np.ndarray] = field(default_factory=list)  # of every visible record
+    letters: list[DeadLetter] = field(default_factory=list)
+    deletes: list[pa.RecordBatch] = field(default_factory=list)
+    last: Fingerprint | None = None
+
+
+def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field, ...]:
+    """The columns a transform gives, lineage left out. Refuses a wide one, and one that loses lineage."""
+    lineage = pipeline.sink.lineage
+    if (change := python_transform(pipeline)) is not None:
+        empty = pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline))
+        out = change(empty)
+        if not isinstance(out, pa.RecordBatch):
+            raise ConfigError(
+                f"transform.python: it gave a {type(out).__name__} for an empty batch",
+                advice="Take a pyarrow.RecordBatch and give one, also when it has no rows.",
+            )
+        found = [(f.name, _spelling(f.type), f.nullable) for f in out.schema]
+    else:
+        frame = _query(spark, spark.createDataFrame([], decoded_ddl(pipeline)), pipeline)
+        refuse_wide(frame)
+        found = [(f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields]
+    missing = [name for name in lineage if name not in {name for name, _, _ in found}]
+    if missing:
+        raise ConfigError(
+            f"transform: the result has lost {', '.join(missing)}",
+            advice="Every row keeps its record's identity: SELECT * keeps these columns, or name them.",
+        )
+    quoted = ", ".join(
+        f"`{name.replace('`', '``')}` {type_}{'' if nullable else ' not null'}"
+        for name, type_, nullable in found
+        if name not in lineage
+    )
+    try:
+        return schema.parse(quoted).fields
+    except ConfigError as error:
+        raise ConfigError(f"transform: the result cannot be kept: {error}", advice=error.advice) from error
+
+
+def decoded_ddl(pipeline: Pipeline) -> str:
+    """The columns that the query sees as ``records``, in Spark's spelling."""
+    rest = [f"`{REST_COLUMN}` string"] if _keeps_rest(pipeline) else []
+    topic, partition, offset, timestamp = (f"`{name}`" for name in pipeline.sink.lineage)
+    lineage = [f"{topic} string", f"{partition} int", f"{offset} long", f"{timestamp} timestamp"]
+    return ", ".join([str(pipeline.decode.columns), *rest, *lineage])
+
+
+def _keeps_rest(pipeline: Pipeline) -> bool:
+    return pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
+
+
+def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
+    types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
+    payload = decoder(pipeline, refuse_nul=True).schema
+    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types)])
+
+
+_SPELLINGS = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.timestamp("us", "UTC"): "timestamp",
+}
+
+
+def _spelling(type_: pa.DataType) -> str:
+    """An Arrow type in our schema's spelling."""
+    if pa.types.is_decimal(type_):
+        return f"decimal({type_.precision},{type_.scale})"
+    if pa.types.is_list(type_):
+        return f"array<{_spelling(type_.value_type)}>"
+    if pa.types.is_map(type_):
+        return f"map<string,{_spelling(type_.item_type)}>"
+    if pa.types.is_struct(type_):
+        return "struct<" + ", ".join(f"`{f.name}`: {_spelling(f.type)}" for f in type_.fields) + ">"
+    if type_ not in _SPELLINGS:
+        raise ConfigError(
+            f"transform.python: a column of type {type_} cannot be kept",
+            advice=f"Cast it to one of {', '.join(map(str, _SPELLINGS))}, a decimal, list, map or struct.",
+        )
+    return _SPELLINGS[type_]
+
+
+def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataFrame:
+    assert pipeline.transform is not None
+    assert pipeline.transform.sql is not None
+    records.createOrReplaceTempView("records")
+    try:
+        return spark.sql(pipeline.transform.sql)
+    except PySparkException as error:
+        text = str(error).split("\n\nJVM stacktrace")[0].strip()
+        raise ConfigError(f"transform.sql: {text}", advice="The query reads FROM records.") from None
+
+
+def refuse_wide(frame: DataFrame) -> None:
+    plan = frame._jdf.queryExecution().analyzed()
+    wide = sorted({name for name in _nodes(plan) if name not in NARROW})
+    if plan.subqueriesAll().length():
+        wide.append("Subquery")
+    if wide:
+        raise ConfigError(
+            f"transform.sql: {', '.join(wide)} needs more than one record at a time",
+            advice="A transform is narrow: SELECT, WHERE, expressions, explode. Grouping, joining, sorting and "
+            "limiting belong behind the sink, where every record has arrived.",
+        )
+
+
+def _nodes(plan: Any) -> Iterator[str]:
+    yield plan.nodeName()
+    children = plan.children()
+    for index in range(children.length()):
+        yield from _nodes(children.apply(index))
+
+
+def decode_frame(frame: DataFrame, work: Work) -> DataFrame:
+    """The query's result over a batch's records, each task leaving its note."""
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return
+        where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
+        note = Note(where)
+        planned = work.ranges[where]
+        records = itertools.chain([first], filled)
+        for part in decoded(records, work.pipeline, planned)(planned):
+            note.offsets.append(part.offsets)
+            note.letters += part.letters
+            note.deletes.append(part.rows.deletes)
+            note.last = part.last
+            yield part.rows.rows
+        _note_path(work).write_bytes(pickle.dumps(note))
+
+    records = frame.mapInArrow(decode, decoded_ddl(work.pipeline))
+    return _query(frame.sparkSession, records, work.pipeline)
+
+
+def _note_path(work: Work) -> Path:
+    context = TaskContext.get()
+    assert context is not None
+    name = f"avow-{work.pipeline.name}-{work.run}-{work.batch}-{context.taskAttemptId()}.note"
+    return Path(tempfile.gettempdir(), name)
+
+
+def take_note(work: Work) -> Note | None:
+    """The note of this task attempt, once all rows have gone through. None: the range had no visible record."""
+    path = _note_path(work)
+    try:
+        note = pickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    path.unlink()
+    assert isinstance(note, Note)
+    return note
+
+
+def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> Preparing:
+    """The query's rows, then what the note says of the records behind them. A note taken already is given."""
+    offset = work.pipeline.sink.lineage[2]
+
+    def prepare(todo: OffsetRange) -> Iterator[Prepared]:
+        seen = [np.empty(0, np.int64)]
+        columns: pa.Schema | None = None
+        for batch in rows:
+            batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
+            columns = batch.schema
+            seen.append(batch.column(offset).to_numpy())
+            yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))
+        told = note or take_note(work)
+        assert told is not None
+        yield _told(told, todo, columns, np.concatenate(seen), offset)
+
+    return prepare
+
+
+def _told(note: Note, todo: OffsetRange, columns: pa.Schema | None, seen: np.ndarray, offset: str) -> Prepared:
+    """The records behind the rows: how many there were, which are dead, and which keys are to be deleted."""
+    offsets = np.concatenate(note.offsets)
+    if not np.isin(seen, offsets).all():
+        raise ConfigError(f"transform.sql: {offset} was changed", advice="Pass the lineage columns through.")
+    deletes = pa.Table.from_batches(note.deletes).combine_chunks()
+    batch = deletes.to_batches()[0] if deletes.num_rows else note.deletes[0]
+    batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
+    return Prepared(
+        Rows(pa.RecordBatch.from_pylist([], schema=columns or batch.schema), batch),
+        offsets[offsets >= todo.start],
+        [letter for letter in note.letters if letter.offset >= todo.start],
+        last=note.last,
+    )

@@ -1,0 +1,319 @@
+"""The work on one partition's offset range: judge, decode, write, claim, in the order the guarantee names.
+
+This is the one function that every engine runs. It is handed records as Arrow batches and a sink; it asks the sink for
+acts in the order of ``Guarantee.steps``, and ``ledger`` for every decision. What it gives back is a ``Report``.
+
+Owns: the order of things inside a task. Must not know: Spark, or how a sink does what it is asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from avow import ledger
+from avow.decode import Decoder, decoder
+from avow.engines.failpoints import failpoint
+from avow.errors import ConfigError, ProtocolViolation, TooManyDeadLetters
+from avow.guarantee import Act
+from avow.kafka.log import Log, TopicPartition, fingerprint
+from avow.ledger import Counts, Fingerprint, OffsetRange
+from avow.settings import Pipeline
+from avow.sinks.base import DeadLetter, Rows, TaskSink
+
+# Below this many records a share says little: a handful of bad records in a short range must not stop a run.
+SHARE_COUNTS_FROM = 1_000
+
+RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+
+# The reason of a record that was decoded and that only the sink refused.
+REFUSED = "refused-by-sink"
+
+Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a batch's tasks have in common. It is pickled into each."""
+
+    pipeline: Pipeline
+    run: int
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+
+    @property
+    def by_sql(self) -> bool:
+        return self.pipeline.transform is not None and self.pipeline.transform.sql is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one range."""
+
+    done: OffsetRange  # empty for a replay
+    counts: Counts
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Records that were decoded, on their way into the sink."""
+
+    rows: Rows
+    offsets: np.ndarray  # of every visible record these came from, ascending
+    letters: list[DeadLetter] = field(default_factory=list)
+    skipped: int = 0  # tombstones that the pipeline skips
+    last: Fingerprint | None = None  # of the last record
+    source: pa.RecordBatch | None = None  # the records themselves, where they are still at hand
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a write has come to so far."""
+
+    read: int = 0
+    dead: int = 0
+    written: int = 0
+    skipped: int = 0
+    last: Fingerprint | None = None
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.read, self.written, self.dead, self.skipped)
+
+
+# Records of a range, decoded and trimmed to what is still to be done.
+Preparing = Callable[[OffsetRange], Iterator[Prepared]]
+
+
+def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink) -> Report:
+    """Bring one range into the sink, under the pipeline's guarantee."""
+    started = time.monotonic()
+    todo: OffsetRange | None = None
+    claimed = False
+    outcome = _Outcome()
+    for step in work.pipeline.guarantee.steps:
+        with sink.act():
+            before = sink.entry(planned.topic, planned.partition, lock=Act.CLAIM in step)
+            ledger.check_fence(before, work.run)
+            if todo is None:
+                todo = ledger.judge(before.position, planned)
+                if not todo:
+                    break  # a replay: the act is empty, and there is nothing to write
+            if Act.WRITE in step:
+                outcome = _write(prepare(todo), todo, work, sink)
+            if Act.CLAIM in step:
+                after = ledger.claim(before, todo, work.run, outcome.counts, outcome.last)
+                sink.claim(before, after, todo, work.batch)
+                claimed = True
+            elif claimed:
+                sink.tally(todo, outcome.counts, outcome.last)
+        failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
+    assert todo is not None
+    return Report(todo, outcome.counts, time.monotonic() - started)
+
+
+def _write(prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: TaskSink) -> _Outcome:
+    """Write every record of ``todo``; bury what cannot be taken."""
+    pipeline = work.pipeline
+    offset_column = pipeline.sink.lineage[2]
+    outcome = _Outcome()
+    for part in prepared:
+        refused = sink.write(part.rows).refused
+        offsets = part.rows.rows.column(offset_column)
+        bad = {offsets[row].as_py(): why for row, why in refused.items()}
+        part.letters.extend(_refused_letters(bad, part.source, todo, pipeline))
+        outcome.read += len(part.offsets)
+        outcome.dead += len(part.letters)
+        outcome.written += pc.count_distinct(offsets).as_py() - len(bad) + part.rows.deletes.num_rows
+        outcome.skipped += part.skipped
+        outcome.letters += part.letters
+        outcome.last = part.last or outcome.last
+        failpoint("mid-write", work.batch)
+    applied = sink.finish(todo)
+    late = _refused_letters(applied.refused, None, todo, pipeline)
+    outcome.letters += late
+    outcome.dead += len(late)
+    outcome.written -= applied.skipped + len(late)
+    outcome.skipped += applied.skipped
+    if pipeline.transform is not None:
+        outcome.skipped = outcome.read - outcome.dead - outcome.written  # what the transform left out
+    _check_share(outcome, todo, pipeline.dead_letters.max_share)
+    sink.bury(outcome.letters)
+    return outcome
+
+
+def _check_share(outcome: _Outcome, todo: OffsetRange, max_share: float) -> None:
+    if outcome.dead <= max_share * max(outcome.read, SHARE_COUNTS_FROM):
+        return
+    reasons = Counter(letter.reason for letter in outcome.letters).most_common(3)
+    first = outcome.letters[0]
+    raise TooManyDeadLetters(
+        f"dead-letters: {outcome.dead} of {outcome.read} records of {todo} are bad "
+        f"({', '.join(f'{reason} {count}' for reason, count in reasons)}), more than dead_letters.max_share = "
+        f"{max_share:g} allows. The first, at offset {first.offset}: {first.reason}: {first.detail}",
+        advice="Nothing of this range was written or claimed. Mend decode.schema or the producer, or raise "
+        "dead_letters.max_share, and start again.",
+    )
+
+
+def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: OffsetRange) -> Preparing:
+    """Decode records, and put them through the Python transform if there is one."""
+    decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
+    change = python_transform(pipeline)
+
+    def prepare(todo: OffsetRange) -> Iterator[Prepared]:
+        position = planned.start
+        for batch in records:
+            check_batch(batch, planned, position)
+            position = batch.column("offset")[-1].as_py() + 1
+            batch = _within(batch, todo)
+            if batch.num_rows:
+                yield _decode(batch, todo, decode, change, pipeline)
+
+    return prepare
+
+
+def check_batch(batch: pa.RecordBatch, planned: OffsetRange, position: int) -> None:
+    """Refuse records that are not of the planned range, or not in its order: nothing may rest on Spark's word alone."""
+    offsets = batch.column("offset").to_numpy()
+    partition, topic = batch.column("partition").to_numpy(), batch.column("topic")
+    in_order = offsets[0] >= position and offsets[-1] < planned.until and bool(np.all(np.diff(offsets) > 0))
+    one = bool(np.all(partition == planned.partition)) and pc.all(pc.equal(topic, planned.topic)).as_py()
+    if not (in_order and one):
+        raise ProtocolViolation(f"records from {batch.slice(0, 1).to_pylist()} are not those of {planned}, in order")
+
+
+def _within(batch: pa.RecordBatch, todo: OffsetRange) -> pa.RecordBatch:
+    """The records of ``todo``: what lies below the position was claimed before."""
+    first = int(np.searchsorted(batch.column("offset").to_numpy(), todo.start))
+    return batch.slice(first) if first else batch
+
+
+def _decode(
+    batch: pa.RecordBatch, todo: OffsetRange, decode: Decoder, change: Transform | None, pipeline: Pipeline
+) -> Prepared:
+    found = decode.decode(batch)
+    rows = _with_lineage(found.rows, batch, found.kept, pipeline)
+    if change is not None:
+        rows = _changed(change, rows, pipeline)
+    return Prepared(
+        rows=Rows(rows, _with_lineage(found.deletes, batch, found.deleted, pipeline)),
+        offsets=batch.column("offset").to_numpy(),
+        letters=[_letter(batch, dead.index, todo, dead.reason, dead.detail) for dead in found.dead],
+        skipped=found.skipped,
+        last=last_fingerprint(batch),
+        source=batch,
+    )
+
+
+def _with_lineage(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, kept: pa.Int64Array, pipeline: Pipeline
+) -> pa.RecordBatch:
+    """Rows with the four columns that carry their records' identity."""
+    whole = len(kept) == batch.num_rows
+    columns = [batch.column(name) for name in ("topic", "partition", "offset", "timestamp")]
+    lineage = columns if whole else [column.take(kept) for column in columns]
+    names = [*rows.schema.names, *pipeline.sink.lineage]
+    return pa.RecordBatch.from_arrays([*rows.columns, *lineage], names=names)
+
+
+def python_transform(pipeline: Pipeline) -> Transform | None:
+    """The declared function, if there is one."""
+    if pipeline.transform is None or pipeline.transform.python is None:
+        return None
+    module, _, name = pipeline.transform.python.partition(":")
+    try:
+        function: Transform = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"transform.python: {pipeline.transform.python} cannot be had: {error}",
+            advice="Give MODULE:FUNCTION of a module on the Python path of the driver and the executors.",
+        ) from error
+    return function
+
+
+def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
+    """Rows after the transform, if each still belongs to a record it came from."""
+    out = change(rows)
+    missing = [name for name in pipeline.sink.lineage if name not in out.schema.names]
+    if missing:
+        raise ConfigError(
+            f"transform: the rows have lost {', '.join(missing)}",
+            advice="Every row keeps its record's identity: pass the lineage columns through.",
+        )
+    offset = pipeline.sink.lineage[2]
+    before, after = rows.column(offset), out.column(offset)
+    if not pc.all(pc.is_in(after, value_set=before)).as_py() or np.any(np.diff(after.to_numpy()) < 0):
+        raise ConfigError(
+            f"transform: {offset} was changed or put out of order",
+            advice="Every row keeps its record's identity, and rows stay in the order of their offsets.",
+        )
+    return out
+
+
+def last_fingerprint(batch: pa.RecordBatch) -> Fingerprint:
+    record = _record(batch, batch.num_rows - 1)
+    return fingerprint(record["offset"], _ms(record["timestamp"]), record["key"], record["value"])
+
+
+def _record(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
+    return {name: batch.column(name)[index].as_py() for name in RECORD_COLUMNS}
+
+
+def _ms(timestamp: datetime | None) -> int:
+    return -1 if timestamp is None else round(timestamp.timestamp() * 1000)
+
+
+def _letter(batch: pa.RecordBatch, index: int, todo: OffsetRange, reason: str, detail: str) -> DeadLetter:
+    record = _record(batch, index)
+    return DeadLetter(
+        topic=todo.topic,
+        partition=todo.partition,
+        offset=record["offset"],
+        timestamp_ms=_ms(record["timestamp"]),
+        key=record["key"],
+        value=record["value"],
+        headers=_headers(record["headers"]),
+        reason=reason,
+        detail=detail,
+    )
+
+
+def _headers(text: str | None) -> list[tuple[str, bytes | None]]:
+    """Headers from the JSON text in which they travel."""
+    pairs = json.loads(text) if text else []
+    return [(pair["k"], base64.b64decode(pair["v"]) if "v" in pair else None) for pair in pairs]
+
+
+def _refused_letters(
+    refused: Mapping[int, str], source: pa.RecordBatch | None, todo: OffsetRange, pipeline: Pipeline
+) -> list[DeadLetter]:
+    """Dead letters of records that only the sink refused, by offset."""
+    if not refused:
+        return []
+    if source is not None:
+        offsets = source.column("offset").to_numpy()
+        places = {offset: int(np.searchsorted(offsets, offset)) for offset in refused}
+        return [_letter(source, places[offset], todo, REFUSED, why) for offset, why in sorted(refused.items())]
+    # The records have gone by, or went through SQL without their bytes: read them again.
+    with Log(pipeline.source, pipeline.name) as log:
+        found = log.records(TopicPartition(todo.topic, todo.partition), sorted(refused))
+    return [
+        DeadLetter(
+            todo.topic, todo.partition, r.offset, r.timestamp_ms, r.key, r.value, r.headers, REFUSED, refused[r.offset]
+        )
+        for r in found
+    ]

@@ -1,0 +1,149 @@
+"""One ADBC connection, with BEGIN, COMMIT and savepoints in our own hands.
+
+The connection is in ADBC's autocommit mode on purpose: in its other mode the driver begins transactions by itself, and
+then cannot go back to a savepoint after a refused COPY.
+
+Owns: the connection and what its errors mean. Must not know: the ledger or any table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+from adbc_driver_manager import Error as DatabaseError
+from adbc_driver_postgresql import dbapi
+
+from avow.errors import SinkError
+
+# A zombie that holds a row's lock must not hold it for ever, nor must one who waits for it.
+IDLE_IN_TRANSACTION_S = 120
+LOCK_WAIT_S = 60
+
+
+class Session:
+    def __init__(self, url: str, application: str) -> None:
+        try:
+            self._connection = dbapi.connect(url, autocommit=True)
+        except DatabaseError as error:
+            raise SinkError(
+                f"PostgreSQL does not let us in: {plain(error, url)}",
+                advice="Check that the server runs, and sink.url: host, port, database, user and password.",
+            ) from None
+        self._cursor = self._connection.cursor()
+        self.run(f"SET application_name = {literal(application)}")
+        self.run(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+        self.run(f"SET lock_timeout = '{LOCK_WAIT_S}s'")
+        self.run("SET client_min_messages = 'warning'")
+
+    def query(self, sql: str, *values: str | bytes) -> list[tuple[Any, ...]]:
+        self._cursor.execute(sql, values or None)
+        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return rows
+
+    def run(self, sql: str, *values: str | bytes) -> None:
+        self._cursor.execute(sql, values or None)
+
+    def run_many(self, sql: str, values: pa.RecordBatch) -> None:
+        """Once per row of ``values``, whose columns are the parameters."""
+        self._cursor.executemany(sql, values)
+
+    def copy(self, table: str, rows: pa.RecordBatch, *, schema: str | None = None, temporary: bool = False) -> int:
+        """Binary COPY of ``rows`` by column name. Gives the number of rows that the server took."""
+        return int(self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=temporary))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.run("BEGIN")
+        try:
+            yield
+        except BaseException:
+            with suppress(DatabaseError):  # the connection may be gone, and the transaction with it
+                self.run("ROLLBACK")
+            raise
+        self.run("COMMIT")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What fails inside is undone, and the transaction goes on."""
+        self.run("SAVEPOINT avow")
+        try:
+            yield
+        except DatabaseError as error:
+            if refused(error):
+                self.run("ROLLBACK TO SAVEPOINT avow")
+            raise
+        self.run("RELEASE SAVEPOINT avow")
+
+    def close(self) -> None:
+        with suppress(DatabaseError):
+            self._cursor.close()
+            self._connection.close()
+
+
+def refused(error: DatabaseError) -> bool:
+    """Whether the server refused a row for what is in it (SQLSTATE class 22 or 23), and not for something passing."""
+    return (error.sqlstate or "")[:2] in ("22", "23")
+
+
+def refused_line(error: DatabaseError) -> int | None:
+    """Which row of a COPY was refused, from 0, if the server says so."""
+    found = re.search(r"^COPY .*?, line (\d+)", _diagnostic(error, "PG_DIAG_CONTEXT"), re.MULTILINE | re.DOTALL)
+    return int(found[1]) - 1 if found else None
+
+
+def message(error: DatabaseError) -> str:
+    """What the server said, in one line, with its SQLSTATE."""
+    text = _diagnostic(error, "PG_DIAG_MESSAGE_PRIMARY") or str(error).splitlines()[0]
+    return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text
+
+
+def plain(error: DatabaseError, url: str) -> str:
+    """An error's text without the address, which may hold a password."""
+    text = str(error).replace(url, "sink.url")
+    for secret in re.findall(r"://[^/@:]*:([^@]+)@|[?&]password=([^&]+)", url):
+        for part in filter(None, secret):
+            text = text.replace(part, "***")
+    return text.strip()
+
+
+def _diagnostic(error: DatabaseError, name: str) -> str:
+    for key, value in error.details or ():
+        if (key if isinstance(key, str) else key.decode()) == name:
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return ""
+
+
+def name(text: str) -> str:
+    """A quoted identifier."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A quoted string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+_sessions: dict[tuple[int, str], Session] = {}
+
+
+def cached(url: str, application: str) -> Session:
+    """This process's own connection, opened once: opening one costs more than a small batch.
+
+    Keyed by pid, because Spark's Python workers are forked, and a connection must not be shared by two.
+    """
+    key = (os.getpid(), url)
+    if key not in _sessions:
+        _sessions[key] = Session(url, application)
+    return _sessions[key]
+
+
+def forget(url: str) -> None:
+    """Drop this process's connection: it broke, or the server ended it."""
+    session = _sessions.pop((os.getpid(), url), None)
+    if session:
+        session.close()

@@ -1,0 +1,269 @@
+"""The driver's side of the PostgreSQL sink: schema ``avow``, runs, positions, dead letters.
+
+Owns: the SQL of schema ``avow`` and its versions. The rules are ``ledger``'s; here they are only stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from adbc_driver_manager import Error as DatabaseError
+
+from avow import ledger
+from avow.errors import PositionMoved, ProtocolViolation, SinkError
+from avow.kafka.log import TopicPartition
+from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
+from avow.settings import Pipeline
+from avow.sinks.postgres import tables
+from avow.sinks.postgres.session import Session, message
+
+# Each is run once, in order, in one transaction with the version it makes. Never edit one that has been released.
+MIGRATIONS = (
+    """
+    CREATE TABLE avow.runs (
+        pipeline text NOT NULL, run bigint NOT NULL, guarantee text NOT NULL, engine text NOT NULL,
+        started_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, run));
+    CREATE TABLE avow.ledger (
+        pipeline text NOT NULL, topic text NOT NULL, partition integer NOT NULL,
+        position bigint NOT NULL, start bigint NOT NULL, topic_id text NOT NULL, run bigint NOT NULL,
+        read bigint NOT NULL, written bigint NOT NULL, dead bigint NOT NULL, skipped bigint NOT NULL,
+        last_offset bigint, last_timestamp_ms bigint, last_crc32 bigint,
+        updated_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, topic, partition),
+        CHECK (read = written + dead + skipped));
+    CREATE TABLE avow.claims (
+        pipeline text NOT NULL, topic text NOT NULL, partition integer NOT NULL,
+        from_offset bigint NOT NULL, until_offset bigint NOT NULL, run bigint NOT NULL, batch bigint NOT NULL,
+        read bigint NOT NULL, written bigint NOT NULL, dead bigint NOT NULL, skipped bigint NOT NULL,
+        claimed_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, topic, partition, from_offset));
+    CREATE TABLE avow.dead_letters (
+        pipeline text NOT NULL, topic text NOT NULL, partition integer NOT NULL, "offset" bigint NOT NULL,
+        timestamp_ms bigint NOT NULL, key bytea, value bytea, headers json NOT NULL,
+        reason text NOT NULL, detail text NOT NULL, run bigint NOT NULL,
+        died_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, topic, partition, "offset"));
+    """,
+)
+CLAIMS_KEPT = "30 days"
+
+_ENTRY = "position, topic_id, run, read, written, dead, skipped, last_offset, last_timestamp_ms, last_crc32"
+_OF_PARTITION = "pipeline = $1 AND topic = $2 AND partition = "
+
+
+def entry_of(row: tuple[Any, ...]) -> Entry:
+    """An entry from the columns of ``_ENTRY``."""
+    position, topic_id, run, read, written, dead, skipped, *last = row
+    return Entry(
+        position=position,
+        topic_id=topic_id,
+        run=run,
+        counts=Counts(read, written, dead, skipped),
+        last=Fingerprint(*last) if last[0] is not None else None,
+    )
+
+
+def read_entry(session: Session, pipeline: str, topic: str, partition: int, *, lock: bool) -> Entry:
+    """One partition's entry; with ``lock``, held until the transaction ends."""
+    rows = session.query(
+        f"SELECT {_ENTRY} FROM avow.ledger WHERE {_OF_PARTITION}{partition}{' FOR UPDATE' if lock else ''}",
+        pipeline,
+        topic,
+    )
+    if not rows:
+        raise ProtocolViolation(f"the ledger has no position for {topic}/{partition}: a run writes one before it reads")
+    return entry_of(rows[0])
+
+
+def write_claim(session: Session, pipeline: str, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
+    """Store a claim that ``ledger.claim`` has made. The entry must have been read with ``lock``."""
+    counts, last = after.counts, after.last
+    moved = session.query(
+        f"UPDATE avow.ledger SET position = {after.position}, run = {after.run}, updated_at = now(),"
+        f" read = {counts.read}, written = {counts.written}, dead = {counts.dead}, skipped = {counts.skipped}"
+        f"{_last(last)}"
+        f" WHERE {_OF_PARTITION}{done.partition} AND position = {before.position} RETURNING position",
+        pipeline,
+        done.topic,
+    )
+    if len(moved) != 1:
+        raise PositionMoved(f"{done} was to be claimed, but the position is no longer {before.position}")
+    new = _difference(after.counts, before.counts)
+    session.run(
+        "INSERT INTO avow.claims (pipeline, topic, partition, from_offset, until_offset, run, batch,"
+        f" read, written, dead, skipped) VALUES ($1, $2, {done.partition}, {done.start}, {done.until},"
+        f" {after.run}, {batch}, {new.read}, {new.written}, {new.dead}, {new.skipped})",
+        pipeline,
+        done.topic,
+    )
+
+
+def write_tally(session: Session, pipeline: str, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
+    """Add what became of records that were claimed before they were written (at-most-once)."""
+    added = (
+        f"read = read + {counts.read}, written = written + {counts.written},"
+        f" dead = dead + {counts.dead}, skipped = skipped + {counts.skipped}"
+    )
+    where = f"WHERE {_OF_PARTITION}{done.partition}"
+    session.run(f"UPDATE avow.ledger SET {added}{_last(last)} {where}", pipeline, done.topic)
+    session.run(f"UPDATE avow.claims SET {added} {where} AND from_offset = {done.start}", pipeline, done.topic)
+
+
+def _difference(after: Counts, before: Counts) -> Counts:
+    return Counts(
+        after.read - before.read,
+        after.written - before.written,
+        after.dead - before.dead,
+        after.skipped - before.skipped,
+    )
+
+
+def _last(last: Fingerprint | None) -> str:
+    """The part of an UPDATE that stores the last record's fingerprint; without one, the old one stays."""
+    if last is None:
+        return ""
+    return f", last_offset = {last.offset}, last_timestamp_ms = {last.timestamp_ms}, last_crc32 = {last.crc32}"
+
+
+def application(pipeline: str, run: int) -> str:
+    """The name of our sessions on the server. It is cut at 63 bytes, so the pipeline is a hash."""
+    return f"{_application_prefix(pipeline)}{run}"
+
+
+def _application_prefix(pipeline: str) -> str:
+    return f"avow-{hashlib.sha256(pipeline.encode()).hexdigest()[:16]}-"
+
+
+class Store:
+    """What the driver asks of the sink. One connection; not for use by two threads at once."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._url = pipeline.sink.url.get_secret_value()
+        self._session = Session(self._url, "avow-driver")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._session.close()
+
+    @property
+    def exists(self) -> bool:
+        """Whether any pipeline has ever run into this database."""
+        return self._session.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] == (True,)
+
+    def prepare(self, columns: list[tables.Column]) -> bool:
+        """Make or upgrade schema ``avow``; make or check the target table. True if the table was made."""
+        sink = self._pipeline.sink
+        with _as_sink_error("cannot prepare the database"), self._session.transaction():
+            # Two drivers that start at once must not both make it.
+            self._session.run("SELECT pg_advisory_xact_lock(hashtextextended('avow', 0))")
+            self._migrate()
+            return tables.make_or_check(self._session, sink, columns)
+
+    def _migrate(self) -> None:
+        session = self._session
+        session.run("CREATE SCHEMA IF NOT EXISTS avow")
+        session.run("CREATE TABLE IF NOT EXISTS avow.version (version integer NOT NULL)")
+        found = session.query("SELECT coalesce(max(version), 0) FROM avow.version")[0][0]
+        if found > len(MIGRATIONS):
+            raise SinkError(
+                f"schema avow has version {found}, and this avow knows {len(MIGRATIONS)}",
+                advice="A newer avow has run here. Use that version, or a newer one.",
+            )
+        for number, migration in enumerate(MIGRATIONS[found:], found + 1):
+            for statement in filter(str.strip, migration.split(";")):
+                session.run(statement)
+            session.run("DELETE FROM avow.version")
+            session.run(f"INSERT INTO avow.version VALUES ({number})")
+
+    def open_run(self) -> int:
+        """Begin a run: take its number, fence the older ones, and end what is left of them on the server."""
+        pipeline = self._pipeline
+        with _as_sink_error("cannot begin a run"), self._session.transaction():
+            self._session.run("LOCK TABLE avow.runs IN EXCLUSIVE MODE")
+            entries = self.entries()
+            known = self._session.query(
+                "SELECT coalesce(max(run), 0) FROM avow.runs WHERE pipeline = $1", pipeline.name
+            )
+            run = max(ledger.next_run(entries.values()), int(known[0][0]) + 1)
+            self._session.run(
+                f"INSERT INTO avow.runs (pipeline, run, guarantee, engine) VALUES ($1, {run}, $2, $3)",
+                pipeline.name,
+                str(pipeline.guarantee),
+                pipeline.engine,
+            )
+        # After the number is taken and before the fence: a stopped zombie may sit on a row's lock in mid-COPY, where no
+        # time-out of the server reaches it. Ending its session is what frees the row.
+        self._end_older_sessions(run)
+        with _as_sink_error("cannot fence older runs"), self._session.transaction():
+            for where, entry in self.entries(lock=True).items():
+                fenced = ledger.fence(entry, run)
+                self._session.run(
+                    f"UPDATE avow.ledger SET run = {fenced.run} WHERE {_OF_PARTITION}{where.partition}",
+                    pipeline.name,
+                    where.topic,
+                )
+            self._session.run(
+                f"DELETE FROM avow.claims WHERE pipeline = $1 AND claimed_at < now() - interval '{CLAIMS_KEPT}'",
+                pipeline.name,
+            )
+        return run
+
+    def _end_older_sessions(self, run: int) -> None:
+        prefix = _application_prefix(self._pipeline.name)
+        self._session.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, $1)"
+            f" AND substr(application_name, {len(prefix) + 1})::bigint < {run} AND usename = current_user",
+            prefix,
+        )
+
+    def entries(self, *, lock: bool = False) -> dict[TopicPartition, Entry]:
+        """Every position of the pipeline, in one order so that two who lock cannot deadlock."""
+        rows = self._session.query(
+            f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1 ORDER BY topic, partition"
+            f"{' FOR UPDATE' if lock else ''}",
+            self._pipeline.name,
+        )
+        return {TopicPartition(row[0], row[1]): entry_of(row[2:]) for row in rows}
+
+    def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
+        """Write first positions, before anything is read from them. One that is there already stays."""
+        with _as_sink_error("cannot write first positions"), self._session.transaction():
+            for where, entry in entries.items():
+                self._session.run(
+                    "INSERT INTO avow.ledger (pipeline, topic, partition, position, start, topic_id, run, read,"
+                    f" written, dead, skipped) VALUES ($1, $2, {where.partition}, {entry.position}, {entry.position}, $3,"
+                    f" {entry.run}, 0, 0, 0, 0) ON CONFLICT DO NOTHING",
+                    self._pipeline.name,
+                    where.topic,
+                    entry.topic_id,
+                )
+
+    def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = ledger.NOTHING) -> None:
+        """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
+        with _as_sink_error(f"cannot claim {done}"), self._session.transaction():
+            name = self._pipeline.name
+            entry = read_entry(self._session, name, done.topic, done.partition, lock=True)
+            todo = ledger.judge(entry.position, done)
+            if todo:
+                after = ledger.claim(entry, todo, run, counts)
+                write_claim(self._session, name, entry, after, todo, batch)
+
+
+@contextmanager
+def _as_sink_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        raise SinkError(
+            f"{what}: {message(error)}", advice="Check the server's log and the rights of sink.url's user."
+        ) from None

@@ -1,0 +1,202 @@
+"""The target table: its columns from a schema, made if absent, checked if present, and rows encoded to fit.
+
+Owns: the mapping from our types to PostgreSQL's. Must not know: the ledger. Neighbours: ``session`` (a connection) and
+``schema`` (our types).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from adbc_driver_manager import Error as DatabaseError
+
+from avow.errors import ConfigError
+from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
+from avow.settings import REST_COLUMN, Postgres, Table
+from avow.sinks.postgres.session import Session, message, name
+
+_TYPES = {
+    Scalar.BOOLEAN: "boolean",
+    Scalar.BYTE: "smallint",
+    Scalar.SHORT: "smallint",
+    Scalar.INT: "integer",
+    Scalar.LONG: "bigint",
+    Scalar.FLOAT: "real",
+    Scalar.DOUBLE: "double precision",
+    Scalar.STRING: "text",
+    Scalar.BINARY: "bytea",
+    Scalar.DATE: "date",
+    Scalar.TIMESTAMP: "timestamp with time zone",
+    Scalar.TIMESTAMP_NTZ: "timestamp without time zone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: str  # PostgreSQL's own name of it
+    required: bool
+
+    def takes(self, found: str) -> bool:
+        """Whether a column of type ``found`` can take our values without changing one."""
+        if self.type == found:
+            return True
+        if self.type == "text":
+            return found.startswith("character varying")
+        ours, theirs = _numeric(self.type), _numeric(found)
+        if ours and found == "numeric":
+            return True
+        if ours and theirs:
+            return theirs[1] >= ours[1] and theirs[0] - theirs[1] >= ours[0] - ours[1]
+        return False
+
+
+def _numeric(text: str) -> tuple[int, int] | None:
+    found = re.fullmatch(r"numeric\((\d+),(\d+)\)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def column_type(type_: Type) -> str:
+    match type_:
+        case Scalar():
+            return _TYPES[type_]
+        case Decimal(precision, scale):
+            return f"numeric({precision},{scale})"
+        case Array() | Map() | Struct():
+            return "jsonb"
+
+
+def columns(fields: Iterator[Field] | tuple[Field, ...], sink: Postgres, *, rest: bool) -> list[Column]:
+    """The sink's columns: the payload's, ``_rest`` where unknown fields are kept, and the four of lineage."""
+    payload = [
+        Column(field.name, column_type(field.type), field.required or field.name in sink.key) for field in fields
+    ]
+    if rest:
+        payload.append(Column(REST_COLUMN, "jsonb", False))
+    topic, partition, offset, timestamp = sink.lineage
+    return [
+        *payload,
+        Column(topic, "text", True),
+        Column(partition, "integer", True),
+        Column(offset, "bigint", True),
+        Column(timestamp, "timestamp with time zone", False),
+    ]
+
+
+def full_name(table: Table) -> str:
+    return ".".join(name(part) for part in (table.schema, table.name) if part)
+
+
+def make_or_check(session: Session, sink: Postgres, wanted: list[Column]) -> bool:
+    """Make the table if it is absent (True), else refuse it unless it can take every row as it is."""
+    found = _found(session, sink.table)
+    if found is not None:
+        differences = [*_differences(wanted, found), *_key_differences(session, sink)]
+        if differences:
+            raise ConfigError(
+                f"table {sink.table} cannot take this pipeline's rows:\n"
+                + "\n".join(f"  {difference}" for difference in differences),
+                advice="Alter the table or decode.schema (docs/PIPELINE.md), or name a new table.",
+            )
+        return False
+    lines = [f"{name(c.name)} {c.type}{' NOT NULL' if c.required else ''}" for c in wanted]
+    if sink.key:
+        lines.append(f"PRIMARY KEY ({', '.join(map(name, sink.key))})")
+    try:
+        session.run(f"CREATE TABLE {full_name(sink.table)} ({', '.join(lines)})")
+    except DatabaseError as error:
+        raise ConfigError(
+            f"table {sink.table} cannot be made: {message(error)}",
+            advice="Give the user of sink.url the right to make it, or make it and its schema beforehand.",
+        ) from None
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    type: str
+    required: bool
+    fills_itself: bool  # a default, an identity or a generated column
+
+
+def _found(session: Session, table: Table) -> dict[str, _Found] | None:
+    rows = session.query(
+        "SELECT attname::text, format_type(atttypid, atttypmod), attnotnull,"
+        " atthasdef OR attidentity <> '' OR attgenerated <> ''"
+        " FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
+        full_name(table),
+    )
+    return {row[0]: _Found(*row[1:]) for row in rows} or None
+
+
+def _differences(wanted: list[Column], found: dict[str, _Found]) -> Iterator[str]:
+    for column in wanted:
+        there = found.get(column.name)
+        if there is None:
+            yield f"column {column.name!r} ({column.type}) is missing"
+        elif not column.takes(there.type):
+            yield f"column {column.name!r} is {there.type}, and {column.type} is needed"
+    ours = {column.name for column in wanted}
+    for other, there in found.items():
+        if other not in ours and there.required and not there.fills_itself:
+            yield f"column {other!r} is NOT NULL without a default, and the pipeline has no value for it"
+
+
+def _key_differences(session: Session, sink: Postgres) -> Iterator[str]:
+    if not sink.key:
+        return
+    rows = session.query(
+        "SELECT array_to_json(array_agg(a.attname::text))::text FROM pg_index i"
+        " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)"
+        " WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL"
+        " AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts GROUP BY i.indexrelid",
+        full_name(sink.table),
+    )
+    if set(sink.key) not in [set(json.loads(row[0])) for row in rows]:
+        yield f"{sink.mode} needs a unique index on exactly ({', '.join(sink.key)})"
+
+
+def encode(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Columns as the COPY needs them: its Arrow types must match the table's exactly."""
+    arrays = [_encode(rows.column(index)) for index in range(rows.num_columns)]
+    return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
+
+
+def _encode(array: pa.Array) -> pa.Array:
+    if pa.types.is_int8(array.type):
+        return array.cast(pa.int16())
+    if pa.types.is_nested(array.type):
+        texts = [None if value is None else _json(value, array.type) for value in array.to_pylist()]
+        return pa.array(texts, pa.string()).cast(pa.json_())
+    return array
+
+
+def json_text(array: pa.Array) -> pa.Array:
+    """A column of JSON text as PostgreSQL's jsonb takes it."""
+    return array.cast(pa.json_())
+
+
+def _json(value: Any, type_: pa.DataType) -> str:
+    """JSON of a nested value, exact: decimals keep their digits, bytes are base64, times are RFC 3339."""
+    if value is None:
+        return "null"
+    if pa.types.is_list(type_):
+        return "[" + ",".join(_json(item, type_.value_type) for item in value) + "]"
+    if pa.types.is_map(type_):
+        return "{" + ",".join(f"{json.dumps(k)}:{_json(v, type_.item_type)}" for k, v in value) + "}"
+    if pa.types.is_struct(type_):
+        members = (f"{json.dumps(f.name)}:{_json(value[f.name], f.type)}" for f in type_.fields)
+        return "{" + ",".join(members) + "}"
+    if pa.types.is_binary(type_):
+        return json.dumps(base64.b64encode(value).decode())
+    if pa.types.is_decimal(type_):
+        return str(value)
+    if pa.types.is_temporal(type_):
+        return json.dumps(value.isoformat())
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,158 @@
+"""Pipelines as a user has them: a file, records in real topics, ``avow run`` as a subprocess, and independent readers.
+
+The readers here (psycopg and a plain consumer) share no code with the sinks or the audit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from avow.kafka import metadata
+from avow.local.cluster import Cluster
+
+SCHEMA = "id long not null, account string not null, amount double, note string"
+
+
+def payment(number: int) -> bytes:
+    return json.dumps({"id": number, "account": f"acc-{number % 97}", "amount": number / 4, "note": "x" * 20}).encode()
+
+
+@dataclass
+class Scenario:
+    """One pipeline with its topic and table."""
+
+    cluster: Cluster
+    folder: Path
+    topic: str
+    name: str
+    table: str
+    partitions: int
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def file(self, guarantee: str = "exactly-once", **sections: str) -> Path:
+        """The pipeline file. ``sections`` adds lines to a section, or replaces one that is there."""
+        lines = {
+            "source": f'brokers = "{self.cluster.bootstrap}"\ntopics = ["{self.topic}"]',
+            "decode": f'format = "json"\nschema = "{SCHEMA}"',
+            "sink": f'kind = "postgres"\nurl = "${{env:DATABASE_URL}}"\ntable = "{self.table}"',
+            "batch": "max_records = 2000",
+            "dead_letters": "max_share = 0.5",
+            "spark": 'master = "local[2,4]"',
+        } | sections
+        text = f'name = "{self.name}"\nguarantee = "{guarantee}"\n'
+        text += "".join(f"[{section}]\n{body}\n" for section, body in lines.items())
+        path = self.folder / "pipeline.toml"
+        path.write_text(text)
+        return path
+
+    def produce(self, values: Iterable[bytes | None], *, keys: Sequence[bytes] | None = None, partition: int | None = None) -> None:
+        producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "linger.ms": 20}, logger=metadata.QUIET)
+        for number, value in enumerate(values):
+            where = number % self.partitions if partition is None else partition
+            while True:
+                try:
+                    producer.produce(self.topic, value, key=keys[number] if keys else None, partition=where)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(60) == 0
+
+    def start(self, path: Path, *options: str, **env: str) -> subprocess.Popen[str]:
+        """``avow run`` in a session of its own, so that it can be killed with all it started."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "avow", "run", str(path), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "DATABASE_URL": self.url, **env},
+            start_new_session=True,
+        )
+        self.children.append(child)
+        return child
+
+    def run(self, path: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """``avow run --once`` to its end."""
+        child = self.start(path, "--once", *options, **env)
+        out, err = child.communicate(timeout=180)
+        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+    def drain(self, path: Path, **env: str) -> None:
+        done = self.run(path, **env)
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def url(self) -> str:
+        url = self.cluster.postgres_url
+        assert url
+        return url
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return connection.execute(query, values).fetchall()
+
+    def ids(self) -> Counter[int]:
+        """How often each id is in the table."""
+        return Counter(row[0] for row in self.rows(f'SELECT id FROM "{self.table}"'))
+
+    def positions(self) -> dict[int, int]:
+        found = self.rows("SELECT partition, position FROM avow.ledger WHERE pipeline = %s", self.name)
+        return dict(found)
+
+    def wait_for_rows(self, count: int, timeout_s: float = 90) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            there = self.rows("SELECT to_regclass(%s) IS NOT NULL", self.table)[0][0]
+            if there and self.rows(f'SELECT count(*) FROM "{self.table}"')[0][0] >= count:
+                return
+            assert time.monotonic() < deadline, f"fewer than {count} rows after {timeout_s} s"
+            time.sleep(0.05)
+
+    def kill(self, child: subprocess.Popen[str]) -> None:
+        """kill -9 of the driver, its JVM and its Python workers."""
+        family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+        for process in family:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        child.communicate()
+
+
+@pytest.fixture
+def scenario(cluster: Cluster, tmp_path: Path, make_topic: Callable[..., str]) -> Iterator[Callable[..., Scenario]]:
+    """Makes scenarios; whatever their runs left behind is ended."""
+    made: list[Scenario] = []
+
+    def make(partitions: int = 2, **config: str) -> Scenario:
+        name = f"p-{uuid4().hex[:10]}"
+        folder = tmp_path / name
+        folder.mkdir()
+        topic = make_topic(partitions, **config)
+        found = Scenario(cluster, folder, topic, name, f"t_{uuid4().hex[:10]}", partitions)
+        made.append(found)
+        return found
+
+    yield make
+    for one in made:
+        for child in one.children:
+            if child.poll() is None:
+                one.kill(child)
+            for stream in (child.stdout, child.stderr):
+                if stream:
+                    stream.close()
