@@ -1,0 +1,240 @@
+"""What a topic's records give against what is in the table, offset by offset, for one partition.
+
+Theory of operation
+-------------------
+Both sides come in ascending order of offsets, window by window; a window ends between two offsets, so all rows of one
+record are in one window. A row is a number here, its *code*: equal codes stand for equal rows, within one window. For
+each offset, the rows that are due and the rows that are there are two bags of codes:
+
+====================================  =======================================================
+rows of a record that is there        the anomaly
+====================================  =======================================================
+fewer than due                        lost, unless the record is among the dead letters
+more than due                         duplicated
+a code that is not due                corrupted (the caller looks at the values: perhaps coerced)
+any, and a dead letter too            double-counted
+====================================  =======================================================
+
+A record can also give no row (it is dead, or left out by declaration), and a row can have no record (phantom). Which of
+the two it is, ``records`` says: it is told every visible offset, for the same window or for many windows at once, since
+behind a SQL transform the records are known only at the end.
+
+A record is *written* if a row of it is there, else *dead* if a letter is, else *lost* if something was due, else
+*skipped*. So read = written + dead + skipped + lost, always. With a key (dedupe, upsert) a row may rightly be absent:
+another record of its key took its place. There nothing is lost by offset; ``keys`` judges that.
+
+Owns: these rules. Must not know: Arrow, Kafka, Spark, any sink, the ledger. Neighbours: ``findings`` (names and spans)
+and ``values`` (which makes the codes).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from avow.audit.findings import Finding, Kind, Offsets, Spans
+from avow.settings import Mode
+
+NONE: Offsets = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one window, ascending by offset."""
+
+    offsets: Offsets  # an offset stands there once per row
+    codes: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the records of one partition, as found: read = written + dead + skipped + lost."""
+
+    read: int = 0
+    written: int = 0
+    dead: int = 0
+    skipped: int = 0
+    lost: int = 0
+    unchecked: int = 0  # rows and dead letters whose record is no longer in the topic: retention, compaction
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.read + other.read,
+            self.written + other.written,
+            self.dead + other.dead,
+            self.skipped + other.skipped,
+            self.lost + other.lost,
+            self.unchecked + other.unchecked,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What comparing one partition came to."""
+
+    topic: str
+    partition: int
+    tally: Tally
+    findings: tuple[Finding, ...]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Of windows whose records are not known yet."""
+
+    begin: int
+    unexpected: list[Offsets] = field(default_factory=list)  # have rows, and none is due
+    doubled: list[Offsets] = field(default_factory=list)  # have rows and a dead letter
+    letters: list[Offsets] = field(default_factory=list)
+
+
+class Comparison:
+    """Compares one partition. ``compacted``: its topic lets records go, so a row without one proves nothing."""
+
+    def __init__(
+        self, topic: str, partition: int, start: int, mode: Mode = "append", *, compacted: bool = False
+    ) -> None:
+        self._where = (topic, partition)
+        self._mode = mode
+        self._compacted = compacted
+        # The last window: the offsets that are due rows, and its begin and end. A window without any such offset
+        # belongs to the next, so that what lies on both sides of it can be joined.
+        self._due = (NONE, start, start)
+        self._pending = _Pending(start)
+        self._spans: defaultdict[Kind, Spans] = defaultdict(Spans)
+        self._columns: defaultdict[Kind, set[str]] = defaultdict(set)
+        self._tally = Tally()
+
+    def rows(self, until: int, due: Rows, there: Rows, letters: Offsets = NONE) -> Offsets:
+        """The next window, up to ``until``. Gives the offsets whose rows are not what is due, for ``changed``."""
+        bags = _Bags.of(due, there)
+        _, begin, end = self._due
+        self._due = (bags.offsets[bags.due > 0], end if len(self._due[0]) else begin, until)
+        has_letter = np.isin(bags.offsets, letters)
+        is_due, is_there = bags.due > 0, bags.there > 0
+        missing = bags.missing - bags.alien  # an alien row stands in a missing one's place
+        surplus = bags.surplus + np.maximum(-missing, 0)
+        if self._mode == "append":
+            self._spans[Kind.LOST].add(bags.offsets[is_due & ~has_letter & (missing > 0)], *self._due)
+        self._spans[Kind.DUPLICATED].add(bags.offsets[is_due & (surplus > 0)], *self._due)
+        self._spans[Kind.DOUBLE_COUNTED].add(bags.offsets[is_there & has_letter])
+        gone = is_due & ~is_there & ~has_letter & (self._mode == "append")
+        # Under upsert a record is written when it was applied, also if a later one has replaced it since.
+        written = (is_due if self._mode == "upsert" else is_due & is_there) & ~has_letter
+        self._count(lost=int(gone.sum()), written=int(written.sum()))
+        self._pending.unexpected.append(bags.offsets[~is_due])
+        self._pending.doubled.append(bags.offsets[is_there & has_letter])
+        self._pending.letters.append(letters)
+        return bags.offsets[is_due & (bags.alien > 0)]
+
+    def changed(self, kind: Kind, offsets: Offsets, columns: set[str]) -> None:
+        """Offsets that the last ``rows`` gave, named: corrupted or coerced, and in which columns."""
+        self._spans[kind].add(offsets, *self._due)
+        self._columns[kind] |= columns
+
+    def records(self, until: int, visible: Offsets, dead: Offsets = NONE, deletes: Offsets = NONE) -> None:
+        """All records up to ``until`` since the last call: those that are visible, and of them those that decode makes
+        dead letters of, and those that delete a row."""
+        pending = self._pending
+        self._pending = _Pending(until if len(visible) else pending.begin)
+        unexpected, doubled, letters = map(_joined, (pending.unexpected, pending.doubled, pending.letters))
+        has_record = np.isin(unexpected, visible)
+        no_row_due = unexpected[has_record & ~np.isin(unexpected, doubled)]
+        self._spans[Kind.CORRUPTED].add(no_row_due)
+        self._without_record(np.union1d(unexpected[~has_record], np.setdiff1d(letters, visible)))
+        lost = np.setdiff1d(dead, np.union1d(letters, unexpected))
+        self._spans[Kind.LOST].add(lost, visible, pending.begin, until)
+        buried = np.intersect1d(letters, visible)
+        self._count(
+            read=len(visible),
+            written=len(np.union1d(no_row_due, np.setdiff1d(deletes, letters))),
+            dead=len(buried),
+            lost=len(lost),
+        )
+
+    def beyond(self, offsets: Offsets, readable_until: int) -> None:
+        """Rows and dead letters at or beyond the position. There are records up to ``readable_until``, not further."""
+        offsets = _distinct(offsets)
+        self._spans[Kind.LEDGER_BEHIND].add(offsets[offsets < readable_until])
+        self._spans[Kind.PHANTOM].add(offsets[offsets >= readable_until])
+
+    def unchecked(self, rows: int) -> None:
+        """Rows that cannot be compared."""
+        self._count(unchecked=rows)
+
+    def result(self) -> Compared:
+        tally = self._tally
+        skipped = tally.read - tally.written - tally.dead - tally.lost
+        findings = tuple(
+            Finding(kind, *self._where, spans.joined(), spans.count, tuple(sorted(self._columns[kind])))
+            for kind in Kind
+            if (spans := self._spans[kind]).count
+        )
+        return Compared(*self._where, replace(tally, skipped=skipped), findings)
+
+    def _without_record(self, offsets: Offsets) -> None:
+        if self._compacted:
+            self._count(unchecked=len(offsets))
+        else:
+            self._spans[Kind.PHANTOM].add(offsets)
+
+    def _count(self, **more: int) -> None:
+        self._tally += Tally(**more)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bags:
+    """For each offset that has a row on either side, how many rows of which sort."""
+
+    offsets: Offsets
+    due: npt.NDArray[np.int64]
+    there: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.int64]  # due and not there
+    surplus: npt.NDArray[np.int64]  # there more often than due
+    alien: npt.NDArray[np.int64]  # there, and such a row is not due at all
+
+    @classmethod
+    def of(cls, due: Rows, there: Rows) -> _Bags:
+        if np.array_equal(due.offsets, there.offsets) and np.array_equal(due.codes, there.codes):
+            heads = _heads(due.offsets)
+            count = np.diff(np.append(heads, len(due.offsets)))
+            zero = np.zeros_like(count)
+            return cls(due.offsets[heads], count, count, zero, zero, zero)
+        offsets = np.concatenate([due.offsets, there.offsets])
+        codes = np.concatenate([due.codes, there.codes])
+        is_there = np.repeat([0, 1], [len(due.offsets), len(there.offsets)])
+        order = np.lexsort((codes, offsets))
+        offsets, codes, is_there = offsets[order], codes[order], is_there[order]
+        groups = _heads(offsets, codes)
+        n_there = np.add.reduceat(is_there, groups)
+        n_due = np.diff(np.append(groups, len(offsets))) - n_there
+        more = n_there - n_due
+        offsets = offsets[groups]
+        heads = _heads(offsets)
+        numbers = (
+            n_due,
+            n_there,
+            np.maximum(-more, 0),
+            np.where(n_due > 0, np.maximum(more, 0), 0),
+            np.where(n_due == 0, n_there, 0),
+        )
+        return cls(offsets[heads], *(np.add.reduceat(number, heads) for number in numbers))
+
+
+def _heads(*sorted_by: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where a new value begins in arrays that are sorted by all of these."""
+    if not len(sorted_by[0]):
+        return NONE
+    changes = np.logical_or.reduce([values[1:] != values[:-1] for values in sorted_by])
+    return np.flatnonzero(np.append(True, changes))
+
+
+def _distinct(offsets: Offsets) -> Offsets:
+    return offsets[_heads(offsets)]
+
+
+def _joined(parts: list[Offsets]) -> Offsets:
+    return np.concatenate(parts) if parts else NONE
