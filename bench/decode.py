@@ -54,6 +54,7 @@ def main() -> None:
         ("1 in 1,000 malformed", batch(rows, lambda n: record(n).replace(b":", b" ", 1)), "reject"),
         ("1 in 1,000 of a wrong type", batch(rows, lambda n: record(n).replace(b'"acc', b'17,"acc')), "reject"),
         ("1 in 1,000 out of range", batch(rows, lambda n: record(n).replace(b'"id":', b'"id":9e9')), "reject"),
+        ("1 in 1,000 with a fraction", batch(rows, lambda n: record(n).replace(b',"acc', b'.5,"acc')), "reject"),
         ("1 in 1,000 with a bad time", batch(rows, lambda n: record(n).replace(b"T", b" ")), "reject"),
         ("1 in 1,000 with a bad day", batch(rows, lambda n: record(n).replace(b"-01T", b"-32T")), "reject"),
         ("1 in 1,000 with a new field", batch(rows, extra), "reject"),

@@ -4,7 +4,7 @@ What is returned is right, and everything doubtful is named instead: ``document`
 record at a time, and this module only ever agrees with them. Where Arrow's reader is lax, as tried with pyarrow 26:
 
 - NaN, Infinity and numbers too large for float32 come out as such, numbers too small for a float as zero
-- an absent field is null; a number may have any length; a decimal may come out with more digits than its type has
+- an absent field is null; a number may have any length; a decimal too large for its type may come out as another
 - UTF-8 is not checked; a NUL byte ends the input
 - two objects in one value are two rows, and ``null`` as the first record ends the process
 
@@ -27,7 +27,7 @@ import pyarrow.json
 from avow.decode.arrow import arrow_fields, arrow_type
 from avow.decode.document import NUMBER_DIGITS_MAX
 from avow.decode.values import base64_decode, is_day
-from avow.schema import Array, Decimal, Field, Map, Scalar, Schema, Struct, Type
+from avow.schema import MAX_PRECISION, Array, Decimal, Field, Map, Scalar, Schema, Struct, Type
 
 _DAY = r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
@@ -46,16 +46,24 @@ _CALENDAR = {
 }
 _FLOATS = (Scalar.FLOAT, Scalar.DOUBLE)
 _TINY = r"[eE]-|0{30}"  # in every number that is not zero and becomes a zero
-_LONG_NUMBER = rf"[0-9.eE+-]{{{NUMBER_DIGITS_MAX}}}"
+# A number too long, after every character that a number can have was made a 0 and every other one a space.
+_NUMERIC = bytes(ord("0") if chr(byte) in "0123456789.eE+-" else ord(" ") for byte in range(256))
+_LONG_NUMBER = b"0" * (NUMBER_DIGITS_MAX + 1)
+# What Arrow's messages say beside the fact. Only the search for bad records is quicker for it.
 _ROW = re.compile(r" in row ([0-9]+)$")
+_CLUE = re.compile(
+    r"couldn't parse:(\S+)$|: (\S+) requires (?:precision|scale) |^The string '(.+)' is not a valid decimal"
+)
 
 
 class Unreadable(Exception):
-    """Arrow's reader failed on these values: at ``row``, if it said where."""
+    """Arrow's reader failed on these values."""
 
-    def __init__(self, row: int | None) -> None:
-        super().__init__(row)
-        self.row = row
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        row, clue = _ROW.search(message), _CLUE.search(message)
+        self.row = int(row[1]) if row else None  # where, if it said so
+        self.clue = clue[clue.lastindex or 0] if clue else None  # the number it could not convert, if it was one
 
 
 @dataclass(slots=True)
@@ -81,6 +89,7 @@ class Columns:
         self._fields = schema.fields
         self._refuse_nul = refuse_nul
         self._schema = pa.schema(arrow_fields(schema.fields))
+        self._names = _count_names(schema.fields)
         self._parse_options = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema([(f.name, _as_read(f.type)) for f in schema]),
             unexpected_field_behavior="error",
@@ -92,26 +101,51 @@ class Columns:
         return not any(_has_map(field.type) for field in schema)
 
     def unsafe(self, values: pa.Array) -> set[int]:
-        """The rows that ``read`` must not be given."""
+        """The rows that ``parse`` must not be given."""
         enclosed = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
-        rows = _where(pc.invert(enclosed)) | _long_numbers(values)
+        rows = _where(pc.invert(enclosed))
         # One look at all the bytes; only if that finds something, at each value.
-        if not _is_clean(_all_bytes(values), self._refuse_nul) or not _is_utf8(values):
+        data = _all_bytes(values)
+        long = pc.max(pc.binary_length(values)).as_py() > NUMBER_DIGITS_MAX and _may_hold_long_number(data)
+        if long or not (self._is_clean(data) and _are_utf8(values)):
             rows |= {row for row, value in enumerate(values.to_pylist()) if not self._is_safe(value)}
         return rows
 
     def _is_safe(self, value: bytes) -> bool:
-        return _is_clean(value, self._refuse_nul) and _is_utf8(pa.array([value]))
+        return self._is_clean(value) and not _may_hold_long_number(value) and _is_utf8(value)
 
-    def read(self, values: pa.Array) -> tuple[pa.RecordBatch, set[int]]:
-        """A row for each value, and the rows that are in doubt, or ``Unreadable``.
+    def _is_clean(self, data: bytes) -> bool:
+        # Looking for the backslash first is quicker than looking for what may follow it.
+        escaped_nul = self._refuse_nul and b"\\" in data and b"\\u0000" in data
+        return b"\0" not in data and not escaped_nul
+
+    def parse(self, values: pa.Array) -> pa.Table:
+        """A row for each value, as far as Arrow's reader goes, or ``Unreadable``.
 
         Each value starts with { and ends with }, so that no value can complete another one: joined by newlines, they
         are at least one object each, and as many rows as values means exactly one each.
         """
-        table = self._parsed(values)
+        text = pc.binary_join_element_wise(values, b"", b"\n").buffers()[2]
+        # One block for all: a value may hold newlines, and where blocks end Arrow takes them for the end of a record.
+        options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        try:
+            # Half the fixed cost of read_json, which counts where a few bad records are searched for.
+            with pyarrow.json.open_json(pa.BufferReader(text), options, self._parse_options) as reader:
+                table = reader.read_all()
+        except pa.ArrowInvalid as error:
+            raise Unreadable(str(error)) from None
         if table.num_rows != len(values):
-            raise Unreadable(None)
+            raise Unreadable
+        return table
+
+    def suspects(self, values: pa.Array, failure: Unreadable) -> set[int]:
+        """The rows that may have made ``parse`` fail. A guess: they are worth a look of their own."""
+        if failure.clue:
+            return _where(pc.match_substring(values, failure.clue))
+        return _where(pc.greater(pc.count_substring(values, '":'), self._names))  # a field that is not declared
+
+    def settle(self, table: pa.Table, values: pa.Array) -> tuple[pa.RecordBatch, set[int]]:
+        """What was parsed, in the declared types, and the rows that are in doubt: what stands there does not count."""
         doubts = _Doubts()
         arrays = [
             _settled_field(table.column(number).combine_chunks(), declared, doubts)
@@ -122,29 +156,23 @@ class Columns:
             doubts.rows |= _picked(zeros, _where(pc.match_substring_regex(values.take(zeros), _TINY)))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), doubts.rows
 
-    def _parsed(self, values: pa.Array) -> pa.Table:
-        lines = pc.binary_join_element_wise(values, b"", b"\n")
-        text = lines.buffers()[2]
-        # One block for all: a value may hold newlines, and where blocks end Arrow takes them for the end of a record.
-        options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
-        try:
-            return pyarrow.json.read_json(
-                pa.BufferReader(text), read_options=options, parse_options=self._parse_options
-            )
-        except pa.ArrowInvalid as error:
-            said = _ROW.search(str(error))
-            raise Unreadable(int(said[1]) if said else None) from None
-
 
 def _as_read(type: Type) -> pa.DataType:
     """What Arrow's reader is asked for: text where it would be laxer than we are."""
     if type in _SPELLING or type is Scalar.BINARY:
         return pa.string()
+    if isinstance(type, Decimal) and type.precision + type.scale > MAX_PRECISION:
+        # Arrow scales a number up before it checks its size: 7 as decimal128(38,38) overflows and comes out as 0.19...
+        return pa.decimal256(type.precision, type.scale)
     if isinstance(type, Array):
         return pa.list_(_as_read(type.element))
     if isinstance(type, Struct):
         return pa.struct([(field.name, _as_read(field.type)) for field in type.fields])
     return arrow_type(type)
+
+
+def _count_names(fields: tuple[Field, ...]) -> int:
+    return sum(1 + (_count_names(f.type.fields) if isinstance(f.type, Struct) else 0) for f in fields)
 
 
 def _has_map(type: Type) -> bool:
@@ -170,8 +198,8 @@ def _settled(array: pa.Array, type: Type, doubts: _Doubts) -> pa.Array:
         children = [_settled_field(array.field(n), child, doubts, array) for n, child in enumerate(type.fields)]
         return pa.StructArray.from_arrays(children, fields=arrow_fields(type.fields), mask=array.is_null())
     if isinstance(type, Decimal):
-        doubts.rows |= _over_precision(array, type)
-    elif type in _FLOATS:
+        return _settled_decimal(array, type, doubts)
+    if type in _FLOATS:
         doubts.rows |= _where(pc.invert(pc.is_finite(array)))
         doubts.zeros |= _where(pc.equal(array, 0))
     elif type in _SPELLING:
@@ -213,24 +241,34 @@ def _settled_binary(array: pa.Array, doubts: _Doubts) -> pa.Array:
     return pa.array(decoded, pa.binary())
 
 
-def _over_precision(array: pa.Array, type: Decimal) -> set[int]:
+def _settled_decimal(array: pa.Array, type: Decimal, doubts: _Doubts) -> pa.Array:
     try:
         array.validate(full=True)
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid:  # a number with more digits than the type has
         whole_digits = type.precision - type.scale
-        return {row for row, number in enumerate(array.to_pylist()) if number and number.adjusted() >= whole_digits}
-    return set()
+        over = [bool(number) and number.adjusted() >= whole_digits for number in array.to_pylist()]
+        doubts.rows |= _where(pa.array(over))
+        array = pc.if_else(pa.array(over), None, array)
+    return array.cast(arrow_type(type))
 
 
-def _is_clean(data: bytes, refuse_nul: bool) -> bool:
-    # Looking for the backslash first is quicker than looking for what may follow it.
-    return b"\0" not in data and not (refuse_nul and b"\\" in data and b"\\u0000" in data)
+def _may_hold_long_number(data: bytes) -> bool:
+    """Whether there is a run of characters that long. It may as well be text, or several values: then another looks."""
+    return len(data) > NUMBER_DIGITS_MAX and _LONG_NUMBER in data.translate(_NUMERIC)
 
 
-def _is_utf8(values: pa.Array) -> bool:
+def _are_utf8(values: pa.Array) -> bool:
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
         return False
     return True
 
@@ -240,15 +278,6 @@ def _all_bytes(values: pa.Array) -> bytes:
     _, offsets, data = values.buffers()
     starts = memoryview(offsets).cast("i")
     return bytes(data[starts[values.offset] : starts[values.offset + len(values)]])
-
-
-def _long_numbers(values: pa.Array) -> set[int]:
-    """Values that may hold a number of too many digits. It may also be text: the judge looks."""
-    long = pc.greater(pc.binary_length(values), NUMBER_DIGITS_MAX)
-    if not pc.any(long).as_py():
-        return set()
-    rows = pc.indices_nonzero(long)
-    return _picked(rows, _where(pc.match_substring_regex(values.take(rows), _LONG_NUMBER)))
 
 
 def _where(mask: pa.Array) -> set[int]:

@@ -27,14 +27,9 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
-class Number(str):
-    """A number as it was written. Not equal in kind to a string: a reader asks for one or the other."""
-
-    __slots__ = ()
-
-
-# None, bool, Number, str, list, dict. The readers test for the class itself: ``type(x) is str`` is not a Number.
-Json = object
+# A number stays the digits it was written with, as bytes: that tells it from a string at no cost.
+Number = bytes
+Json = object  # None, bool, Number, str, list or dict
 
 
 def parse(value: bytes) -> dict[str, Json]:
@@ -42,7 +37,7 @@ def parse(value: bytes) -> dict[str, Json]:
     if not value:
         raise Refused(Reason.EMPTY, "a value of zero bytes")
     document = parse_any(text_of(value).removeprefix("\ufeff"))
-    if type(document) is not dict:
+    if not isinstance(document, dict):
         raise Refused(Reason.NOT_OBJECT, f"{kind(document)} where an object is due")
     return document
 
@@ -61,9 +56,10 @@ def parse_any(text: str) -> Json:
     if text.count("[") + text.count("{") > DEPTH_MAX and _depth(text) > DEPTH_MAX:
         raise Refused(Reason.TOO_DEEP, f"nested more than {DEPTH_MAX:,} deep")
     try:
-        document = _with_room(_DECODER.decode, text)
+        document = _with_room((_SHORT if len(text) <= NUMBER_DIGITS_MAX else _LONG).decode, text)
     except json.JSONDecodeError as error:
-        raise Refused(Reason.NOT_JSON, f"{error.msg} at character {error.pos:,} of {len(text):,}") from None
+        wrong = error.msg.removesuffix(" at")
+        raise Refused(Reason.NOT_JSON, f"{wrong} at character {error.pos:,} of {len(text):,}") from None
     if "\\u" in text:
         _refuse_lone_surrogates(text)
     return document
@@ -76,7 +72,7 @@ def kind(value: Json) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Number):
-        return f"the number {shown(value)[1:-1]}"
+        return f"the number {shown(value.decode())[1:-1]}"
     if isinstance(value, str):
         return f"the string {shown(value)}"
     return "an array" if isinstance(value, list) else "an object"
@@ -89,7 +85,7 @@ def write(value: Json) -> str:
 
 def _write(value: Json) -> str:
     if isinstance(value, Number):
-        return str(value)
+        return value.decode()
     if isinstance(value, dict):
         return "{" + ",".join([f"{_quoted(name)}:{_write(inner)}" for name, inner in value.items()]) + "}"
     if isinstance(value, list):
@@ -110,18 +106,21 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _number(token: str) -> Number:
-    if len(token) > NUMBER_DIGITS_MAX:
-        digits = sum(map(str.isdigit, token))
-        if digits > NUMBER_DIGITS_MAX:
-            raise Refused(Reason.LONG_NUMBER, f"a number of {digits:,} digits, at most {NUMBER_DIGITS_MAX:,} are taken")
-    return Number(token)
+    digits = sum(map(str.isdigit, token)) if len(token) > NUMBER_DIGITS_MAX else 0
+    if digits > NUMBER_DIGITS_MAX:
+        raise Refused(Reason.LONG_NUMBER, f"a number of {digits:,} digits, at most {NUMBER_DIGITS_MAX:,} are taken")
+    return token.encode()
 
 
 def _constant(name: str) -> NoReturn:
     raise Refused(Reason.NOT_JSON, f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(
+# Most documents are too short to hold a long number, and need no function call for each number.
+_SHORT = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=str.encode, parse_float=str.encode, parse_constant=_constant, strict=True
+)
+_LONG = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_number, parse_float=_number, parse_constant=_constant, strict=True
 )
 

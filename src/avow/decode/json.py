@@ -8,7 +8,7 @@ Owns: which record is read which way. Must not know: the types. Its neighbours a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -25,8 +25,9 @@ from avow.settings import REST_COLUMN, Pipeline
 _PIECE_ROWS_MAX = 65_536
 _PIECE_BYTES_MAX = 256 << 20  # far below where Arrow's 32-bit offsets end
 _PIECE_ROWS_AFTER_FAILURE = 1_024
+_PIECE_FAN_OUT = 4
 _PIECE_ROWS_MIN = 64  # fewer are read one by one, which is then quicker than a call of Arrow's reader
-_ROWS_PER_FAILURE = 128  # with more failures than this the rest of the batch is read one by one
+_ROWS_PER_FAILURE = 256  # with more failures than this the rest of the batch is read one by one
 
 
 class JsonDecoder:
@@ -101,11 +102,24 @@ class _Piece:
         return [self.slice(start, min(start + rows_max, len(self))) for start in range(0, len(self), rows_max)]
 
     def take(self, rows: Iterable[int]) -> _Piece:
-        picked = indices(sorted(rows))
-        return _Piece(self.values.take(picked), self.at.take(picked))
+        return self._take(indices(sorted(rows)))
 
-    def without(self, rows: Collection[int]) -> _Piece:
-        return self.take(set(range(len(self))) - set(rows)) if rows else self
+    def without(self, rows: set[int]) -> _Piece:
+        return self._take(self.others(rows)) if rows else self
+
+    def others(self, rows: set[int]) -> pa.Int64Array:
+        """The rows that are not among these."""
+        return indices([row for row in range(len(self)) if row not in rows])
+
+    def _take(self, rows: pa.Int64Array) -> _Piece:
+        return _Piece(self.values.take(rows), self.at.take(rows))
+
+    @staticmethod
+    def of(pieces: Sequence[_Piece]) -> _Piece:
+        """Pieces put together."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return _Piece(pa.concat_arrays([p.values for p in pieces]), pa.concat_arrays([p.at for p in pieces]))
 
 
 class _Reading:
@@ -116,12 +130,12 @@ class _Reading:
         self._schema = schema
         self._columns = columns
         self._judge = judge
-        self._parts: list[tuple[pa.RecordBatch, pa.Int64Array]] = []
-        self._judged: list[dict[str, object]] = []
-        self._judged_at: list[int] = []
+        self._by_column: list[tuple[pa.RecordBatch, pa.Int64Array]] = []  # one at most
+        self._singly: list[dict[str, object]] = []
+        self._singly_at: list[int] = []
 
     def read(self, piece: _Piece) -> None:
-        if self._columns is None:
+        if self._columns is None or not len(piece):
             self._read_singly(piece)
             return
         unsafe = self._columns.unsafe(piece.values)
@@ -130,16 +144,15 @@ class _Reading:
 
     def add(self, row: int, values: dict[str, object]) -> None:
         """A row that was read on its own; absent columns are null."""
-        self._judged.append(values)
-        self._judged_at.append(row)
+        self._singly.append(values)
+        self._singly_at.append(row)
 
     def rows(self) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """All good rows in the order of the batch, and where each was."""
-        parts = list(self._parts)
-        if self._judged or not parts:
-            parts.append((pa.RecordBatch.from_pylist(self._judged, self._schema), indices(self._judged_at)))
-        if len(parts) == 1 and not self._judged:
-            return parts[0]
+        if self._by_column and not self._singly:
+            return self._by_column[0]
+        singly = pa.RecordBatch.from_pylist(self._singly, self._schema), indices(self._singly_at)
+        parts = [*self._by_column, singly]
         rows = pa.concat_batches([rows for rows, _ in parts])
         at = pa.concat_arrays([at for _, at in parts])
         order = pc.sort_indices(at)
@@ -153,39 +166,50 @@ class _Reading:
                 self.dead.append(Dead.of(row, refused))
 
     def _read_by_column(self, columns: Columns, piece: _Piece) -> None:
+        parsed = list(self._parsed(columns, piece))
+        if not parsed:
+            return
+        table = pa.concat_tables([table for _, table in parsed])
+        piece = _Piece.of([piece for piece, _ in parsed])
+        rows, doubtful = columns.settle(table, piece.values)
+        if doubtful:
+            self._read_singly(piece.take(doubtful))
+            rows, piece = rows.take(piece.others(doubtful)), piece.without(doubtful)
+        if len(rows.schema) < len(self._schema):
+            rows = rows.append_column(REST_COLUMN, pa.nulls(len(rows), pa.string()))
+        self._by_column.append((rows, piece.at))
+
+    def _parsed(self, columns: Columns, piece: _Piece) -> Iterator[tuple[_Piece, pa.Table]]:
         """All at once; where that fails, less and less at once, until what fails is known or small."""
         failures_left = 1 + len(piece) // _ROWS_PER_FAILURE
-        todo = piece.cut(_PIECE_ROWS_MAX)
+        todo = piece.cut(_PIECE_ROWS_MAX)[::-1]  # a stack, so that pieces come out in their order
         while todo:
             piece = todo.pop()
             if not failures_left or len(piece) < _PIECE_ROWS_MIN:
                 self._read_singly(piece)
             elif piece.values.nbytes > _PIECE_BYTES_MAX:
-                todo += self._narrowed(piece, None)
+                todo += self._narrowed(columns, piece, Unreadable())[::-1]
             else:
                 try:
-                    self._take(piece, *columns.read(piece.values))
+                    yield piece, columns.parse(piece.values)
                 except Unreadable as failure:
                     failures_left -= 1
-                    todo += self._narrowed(piece, failure.row)
+                    todo += self._narrowed(columns, piece, failure)[::-1]
 
-    def _take(self, piece: _Piece, rows: pa.RecordBatch, doubtful: set[int]) -> None:
-        """Rows that were read by column, but for the doubtful ones."""
-        if doubtful:
-            self._read_singly(piece.take(doubtful))
-            certain = indices(sorted(set(range(len(piece))) - doubtful))
-            rows, piece = rows.take(certain), piece.without(doubtful)
-        if len(rows.schema) < len(self._schema):
-            rows = rows.append_column(REST_COLUMN, pa.nulls(len(rows), pa.string()))
-        self._parts.append((rows, piece.at))
-
-    def _narrowed(self, piece: _Piece, row: int | None) -> list[_Piece]:
-        """What is left to read of a piece that failed, at ``row`` if that is known."""
+    def _narrowed(self, columns: Columns, piece: _Piece, failure: Unreadable) -> list[_Piece]:
+        """What is left to read of a piece that failed."""
+        row = failure.row
         if row is not None and row < len(piece):
             self._read_singly(piece.slice(row, row + 1))
-            return [piece.slice(0, row), piece.slice(row + 1, len(piece))]
+            return [piece.slice(0, row), *piece.slice(row + 1, len(piece)).cut(_PIECE_ROWS_AFTER_FAILURE)]
+        if len(piece) > _PIECE_ROWS_AFTER_FAILURE:
+            return piece.cut(_PIECE_ROWS_AFTER_FAILURE)
+        suspects = columns.suspects(piece.values, failure)
+        if 0 < len(suspects) <= len(piece) // _PIECE_FAN_OUT:
+            self._read_singly(piece.take(suspects))
+            return [piece.without(suspects)]
         if len(piece) >= 2 * _PIECE_ROWS_MIN:
-            return piece.cut(min(_PIECE_ROWS_AFTER_FAILURE, (len(piece) + 1) // 2))
+            return piece.cut(max(len(piece) // _PIECE_FAN_OUT, _PIECE_ROWS_MIN))
         self._read_singly(piece)
         return []
 
