@@ -35,8 +35,8 @@ from avow.sinks.base import DeadLetter, Rows
 
 # What a narrow query is made of. Anything else moves records between partitions, or looks at more than one at a time.
 NARROW = frozenset(
-    {"Project", "Filter", "Generate", "SubqueryAlias", "View", "LocalRelation", "LogicalRDD", "MapInArrow"}
-    | {"WithCTE", "CTERelationDef", "CTERelationRef", "OneRowRelation"}
+    {"Project", "Filter", "Generate", "SubqueryAlias", "View", "Range", "LogicalRDD", "MapInArrow"}
+    | {"WithCTE", "CTERelationDef", "CTERelationRef"}
 )
 
 
@@ -64,7 +64,8 @@ def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field
             )
         found = [(f.name, _spelling(f.type), f.nullable) for f in out.schema]
     else:
-        frame = _query(spark, spark.createDataFrame([], decoded_ddl(pipeline)), pipeline)
+        nothing = spark.range(1).mapInArrow(lambda _: iter(()), decoded_ddl(pipeline))
+        frame = _query(spark, nothing, pipeline)
         refuse_wide(frame)
         found = [(f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields]
     missing = [name for name in lineage if name not in {name for name, _, _ in found}]
@@ -152,6 +153,9 @@ def refuse_wide(frame: DataFrame) -> None:
     wide = sorted({name for name in _nodes(plan) if name not in NARROW})
     if plan.subqueriesAll().length():
         wide.append("Subquery")
+    if not wide and "MapInArrow" not in _nodes(frame._jdf.queryExecution().optimizedPlan()):
+        # Spark would then not read a record, and bad ones could not become dead letters.
+        raise ConfigError("transform.sql: it leaves every record out", advice="Check its WHERE.")
     if wide:
         raise ConfigError(
             f"transform.sql: {', '.join(wide)} needs more than one record at a time",

@@ -1,0 +1,215 @@
+"""``avow run`` as a person uses it, killed with kill -9 at named points and at random times.
+
+Each guarantee both ways: the forbidden anomaly never appears, the permitted one is made to happen. Read back with
+psycopg and a plain consumer, not with our own audit.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+from tests.fix_pipeline import Scenario, payment
+
+from avow.kafka import metadata
+
+pytestmark = pytest.mark.cluster
+
+RECORDS = 6_000
+BATCHES_BEFORE_THE_CRASH = 1
+
+Make = Callable[..., Scenario]
+
+
+def crash_and_finish(scenario: Scenario, guarantee: str, point: str, who: str) -> None:
+    """Run until the failpoint kills, then run again to the end."""
+    scenario.produce(payment(n) for n in range(RECORDS))
+    path = scenario.file(guarantee)
+    fail = f"{point}:{BATCHES_BEFORE_THE_CRASH}:{who}:{scenario.folder}"
+    first = scenario.run(path, AVOW_FAILPOINT=fail)
+    assert (scenario.folder / f"fired-{point}").exists(), first.stderr
+    if who == "run":
+        assert first.returncode == -signal.SIGKILL
+        scenario.drain(path)
+    else:  # Spark tries the task again by itself
+        assert first.returncode == 0, first.stderr
+    assert sum(scenario.positions().values()) == RECORDS, "claimed to the end"
+
+
+@pytest.mark.parametrize("who", ["run", "worker"])
+@pytest.mark.parametrize("point", ["after-claim-write", "mid-write"])
+def test_exactly_once_neither_loses_nor_doubles(scenario: Make, point: str, who: str) -> None:
+    s = scenario()
+    crash_and_finish(s, "exactly-once", point, who)
+    assert s.ids() == dict.fromkeys(range(RECORDS), 1)
+
+
+@pytest.mark.parametrize("who", ["run", "worker"])
+@pytest.mark.parametrize("point", ["after-claim", "mid-write"])
+def test_at_most_once_loses_and_never_doubles(scenario: Make, point: str, who: str) -> None:
+    s = scenario()
+    crash_and_finish(s, "at-most-once", point, who)
+    found = s.ids()
+    assert max(found.values()) == 1, "never doubled"
+    assert 0 < len(found) < RECORDS, "the claimed range that was not written is lost"
+
+
+@pytest.mark.parametrize("who", ["run", "worker"])
+def test_at_least_once_doubles_and_never_loses(scenario: Make, who: str) -> None:
+    s = scenario()
+    crash_and_finish(s, "at-least-once", "after-write", who)
+    found = s.ids()
+    assert set(found) == set(range(RECORDS)), "never lost"
+    assert max(found.values()) == 2, "the range that was written and not claimed is there twice"
+    assert sum(found.values()) > RECORDS
+
+
+def test_killed_at_random_times_with_bad_records_among_the_good(scenario: Make) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    s = scenario(partitions=3)
+    values = [b"{bad" if n % 500 == 7 else payment(n) for n in range(30_000)]
+    good = [n for n in range(30_000) if n % 500 != 7]
+    s.produce(values)
+    path = s.file(batch="max_records = 3000")
+    for target in (1, 8_000, 16_000):
+        child = s.start(path)
+        s.wait_for_rows(target)
+        time.sleep(chance.random())
+        s.kill(child)
+    s.drain(path)
+    assert s.ids() == dict.fromkeys(good, 1)
+    dead = s.rows("SELECT count(*), min(reason), max(reason) FROM avow.dead_letters WHERE pipeline = %s", s.name)
+    assert dead == [(60, "not-json", "not-json")]
+    read, written, buried = s.rows(
+        "SELECT sum(read), sum(written), sum(dead) FROM avow.ledger WHERE pipeline = %s", s.name
+    )[0]
+    assert (read, written, buried) == (30_000, 29_940, 60)
+    contiguous = s.rows(
+        "SELECT count(*) FROM (SELECT from_offset, lag(until_offset, 1, 0::bigint) OVER"
+        " (PARTITION BY partition ORDER BY from_offset) AS before FROM avow.claims WHERE pipeline = %s) c"
+        " WHERE from_offset <> before",
+        s.name,
+    )
+    assert contiguous == [(0,)], "claims have neither gap nor overlap"
+
+
+def test_two_drivers_at_once_one_is_superseded_and_nothing_is_doubled(scenario: Make) -> None:
+    s = scenario()
+    s.produce(payment(n) for n in range(20_000))
+    path = s.file(batch="max_records = 1000")
+    first = s.start(path)
+    s.wait_for_rows(1)
+    second = s.start(path, "--once")
+    _, errors = second.communicate(timeout=180)
+    assert second.returncode == 0, errors
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 13, errors
+    assert "superseded by run 2" in errors
+    assert s.ids() == dict.fromkeys(range(20_000), 1)
+
+
+def test_a_stopped_zombie_wakes_up_and_does_no_harm(scenario: Make) -> None:
+    s = scenario()
+    s.produce(payment(n) for n in range(20_000))
+    path = s.file(batch="max_records = 1000")
+    zombie = s.start(path)
+    s.wait_for_rows(1)
+    family = [psutil.Process(zombie.pid), *psutil.Process(zombie.pid).children(recursive=True)]
+    for process in family:
+        process.send_signal(signal.SIGSTOP)
+    s.drain(path)
+    assert s.ids() == dict.fromkeys(range(20_000), 1)
+    for process in family:
+        process.send_signal(signal.SIGCONT)
+    _, errors = zombie.communicate(timeout=120)
+    assert zombie.returncode == 13, errors
+    assert s.ids() == dict.fromkeys(range(20_000), 1)
+
+
+def test_sigterm_ends_after_the_current_batch_with_exit_code_0(scenario: Make) -> None:
+    s = scenario()
+    s.produce(payment(n) for n in range(2_000))
+    child = s.start(s.file())
+    s.wait_for_rows(2_000)
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert "stopping after the current batch" in errors
+    assert s.ids() == dict.fromkeys(range(2_000), 1)
+
+
+def test_postgres_and_a_broker_killed_in_mid_run(scenario: Make, healthy: object) -> None:
+    assert healthy
+    s = scenario()
+    s.produce(payment(n) for n in range(30_000))
+    child = s.start(s.file(batch="max_records = 1000"))
+    s.wait_for_rows(1)
+    s.cluster.part("postgres").kill()
+    time.sleep(1)
+    s.cluster.start("postgres")
+    before = s.rows(f'SELECT count(*) FROM "{s.table}"')[0][0]
+    s.wait_for_rows(before + 2_000)
+    s.cluster.part("broker-2").kill()
+    s.wait_for_rows(30_000, timeout_s=180)
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert "trying again from the ledger" in errors
+    assert s.ids() == dict.fromkeys(range(30_000), 1)
+
+
+def test_partitions_added_while_running(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    s.produce(payment(n) for n in range(100))
+    child = s.start(
+        s.file(
+            source=f'brokers = "{s.cluster.bootstrap}"\ntopics = ["{s.topic}"]\nkafka."metadata.max.age.ms" = "1000"'
+        )
+    )
+    s.wait_for_rows(100)
+    client = metadata.admin(s.cluster.bootstrap)
+    client.create_partitions([NewPartitions(s.topic, 3)])[s.topic].result()
+    time.sleep(1)
+    s.partitions = 3
+    s.produce(payment(n) for n in range(100, 400))
+    s.wait_for_rows(400)
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert s.ids() == dict.fromkeys(range(400), 1)
+    assert s.positions() == {0: 200, 1: 100, 2: 100}
+
+
+def test_a_deleted_checkpoint_does_no_harm(scenario: Make, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    s = scenario()
+    s.produce(payment(n) for n in range(10_000))
+    child = s.start(s.file(batch="max_records = 500"), TMPDIR=str(temporary))
+    s.wait_for_rows(1)
+    for folder in temporary.glob("avow-checkpoint-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    s.wait_for_rows(10_000)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert s.ids() == dict.fromkeys(range(10_000), 1)
+
+
+def test_nothing_is_left_behind(scenario: Make, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    s = scenario()
+    s.produce(payment(n) for n in range(10))
+    done = s.run(s.file(), TMPDIR=str(temporary))
+    assert done.returncode == 0, done.stderr
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("avow-spark-")]
+    assert left == []
