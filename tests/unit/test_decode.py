@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -510,3 +513,22 @@ def test_more_rows_and_bytes_than_one_piece_takes(monkeypatch: pytest.MonkeyPatc
     decoded = decode(json(), values)
     assert decoded.kept.to_pylist() == list(range(1_000))
     assert [dead.index for dead in decoded.dead] == [1_000]
+
+
+WITHOUT_PANDAS = """
+import sys
+import pyarrow as pa
+from avow.decode import decoder
+from avow.decode.arrow import binaries
+from tests.unit.test_decode import GOOD, pipeline
+
+values = binaries(*[GOOD] * 100)
+batch = pa.RecordBatch.from_arrays([pa.nulls(100, pa.binary()), values], ["key", "value"])
+assert len(decoder(pipeline(), refuse_nul=True).decode(batch).rows) == 100
+assert "pandas" not in sys.modules
+"""
+
+
+def test_good_records_need_no_pandas() -> None:
+    """It is there, for Spark's driver; importing it would cost every Spark worker a second at its start."""
+    subprocess.run([sys.executable, "-c", WITHOUT_PANDAS], check=True, cwd=Path(__file__).parents[2])

@@ -573,7 +573,7 @@ def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("by_column")
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(case=cases())
 @example(case=("flat", "reject", True, [b'{"id":5,"account":"}', b'{"}']))
@@ -588,7 +588,7 @@ def test_the_decoder_agrees_with_the_slow_reading(case: tuple[str, str, bool, li
     assert singly == list(due.values())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_one_by_one_agrees_with_the_slow_reading(case: tuple[str, str, bool, list[bytes]]) -> None:
     name, policy, no_nul, found = case

@@ -1,11 +1,17 @@
-"""The declared types as Arrow types.
+"""The declared types as Arrow types, and small arrays made without ``pa.array``.
 
-Owns: that mapping. Must not know: any format. Its neighbour is ``avow.schema``, whose types it maps.
+Where pandas is installed, ``pa.array``, ``pa.scalar`` and Python values given to compute functions import it, to see
+whether they were given one of its objects. That is a second at the start of every Spark worker, for nothing: reading
+good records avoids them.
+
+Owns: the mapping of types. Must not know: any format. Its neighbour is ``avow.schema``, whose types it maps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -43,3 +49,16 @@ def arrow_type(type: Type) -> pa.DataType:
 def arrow_fields(fields: Iterable[Field]) -> list[pa.Field]:
     """All nullable: ``not null`` is checked by the decoder, and Arrow wants a child of a null struct to be null."""
     return [pa.field(field.name, arrow_type(field.type)) for field in fields]
+
+
+def indices(rows: Sequence[int]) -> pa.Int64Array:
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(array("q", rows))])
+
+
+def binaries(*values: bytes) -> pa.BinaryArray:
+    ends = pa.py_buffer(array("i", accumulate(map(len, values), initial=0)))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, ends, pa.py_buffer(b"".join(values))])
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

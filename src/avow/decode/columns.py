@@ -19,12 +19,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import date
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from avow.decode.arrow import arrow_fields, arrow_type
+from avow.decode.arrow import arrow_fields, arrow_type, binaries, indices
 from avow.decode.document import NUMBER_DIGITS_MAX
 from avow.decode.values import base64_decode, is_day
 from avow.schema import MAX_PRECISION, Array, Decimal, Field, Map, Scalar, Schema, Struct, Type
@@ -38,12 +39,9 @@ _SPELLING = {
     Scalar.TIMESTAMP: rf"{_TIME}(?:Z|[+-]{_CLOCK})\z",
     Scalar.TIMESTAMP_NTZ: rf"{_TIME}\z",
 }
-# Near the ends of the calendar a zone can lead out of it: the judge decides there.
-_CALENDAR = {
-    Scalar.DATE: ("0001-01-02", "9999-12-30"),
-    Scalar.TIMESTAMP: ("0001-01-02T00:00:00Z", "9999-12-30T00:00:00Z"),
-    Scalar.TIMESTAMP_NTZ: ("0001-01-02T00:00:00", "9999-12-30T00:00:00"),
-}
+# Near the ends of the calendar a zone can lead out of it: the judge decides there. Days or microseconds from 1970 on.
+_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date(1, 1, 2), date(9999, 12, 30)))
+_DAY_MICROS = 86_400_000_000
 _FLOATS = (Scalar.FLOAT, Scalar.DOUBLE)
 _TINY = r"[eE]-|0{30}"  # in every number that is not zero and becomes a zero
 # A number too long, after every character that a number can have was made a 0 and every other one a space.
@@ -54,6 +52,9 @@ _ROW = re.compile(r" in row ([0-9]+)$")
 _CLUE = re.compile(
     r"couldn't parse:(\S+)$|: (\S+) requires (?:precision|scale) |^The string '(.+)' is not a valid decimal"
 )
+
+
+_LINE_END = list(binaries(b"\n", b""))  # joined to each value, with nothing between
 
 
 class Unreadable(Exception):
@@ -125,7 +126,7 @@ class Columns:
         Each value starts with { and ends with }, so that no value can complete another one: joined by newlines, they
         are at least one object each, and as many rows as values means exactly one each.
         """
-        text = pc.binary_join_element_wise(values, b"", b"\n").buffers()[2]
+        text = pc.binary_join_element_wise(values, *_LINE_END).buffers()[2]
         # One block for all: a value may hold newlines, and where blocks end Arrow takes them for the end of a record.
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
         try:
@@ -152,7 +153,7 @@ class Columns:
             for number, declared in enumerate(self._fields)
         ]
         if doubts.zeros:
-            zeros = pa.array(sorted(doubts.zeros), pa.int64())
+            zeros = indices(sorted(doubts.zeros))
             doubts.rows |= _picked(zeros, _where(pc.match_substring_regex(values.take(zeros), _TINY)))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), doubts.rows
 
@@ -201,7 +202,7 @@ def _settled(array: pa.Array, type: Type, doubts: _Doubts) -> pa.Array:
         return _settled_decimal(array, type, doubts)
     if type in _FLOATS:
         doubts.rows |= _where(pc.invert(pc.is_finite(array)))
-        doubts.zeros |= _where(pc.equal(array, 0))
+        doubts.zeros |= _where(pc.invert(array.cast(pa.bool_())))
     elif type in _SPELLING:
         return _settled_time(array, type, doubts)
     elif type is Scalar.BINARY:
@@ -229,9 +230,17 @@ def _settled_time(array: pa.Array, type: Scalar, doubts: _Doubts) -> pa.Array:
         wrong = [text is not None and not is_day(text[:10]) for text in array.to_pylist()]
         doubts.rows |= _where(pa.array(wrong))
         times = pc.if_else(pa.array(wrong), None, array).cast(target)
-    first, last = (pa.scalar(bound).cast(target) for bound in _CALENDAR[type])
-    doubts.rows |= _where(pc.or_(pc.less(times, first), pc.greater(times, last)))
+    doubts.rows |= _near_the_ends(times.cast(pa.int32() if type is Scalar.DATE else pa.int64()))
     return times
+
+
+def _near_the_ends(times: pa.Array) -> set[int]:
+    unit = 1 if times.type == pa.int32() else _DAY_MICROS
+    first, last = _FIRST_DAY * unit, _LAST_DAY * unit
+    found = pc.min_max(times).as_py()
+    if found["min"] is None or first <= found["min"] <= found["max"] <= last:
+        return set()
+    return _where(pc.or_(pc.less(times, first), pc.greater(times, last)))
 
 
 def _settled_binary(array: pa.Array, doubts: _Doubts) -> pa.Array:
@@ -285,4 +294,4 @@ def _where(mask: pa.Array) -> set[int]:
 
 
 def _picked(array: pa.Array, rows: Iterable[int]) -> set[int]:
-    return set(array.take(pa.array(sorted(rows), pa.int64())).to_pylist())
+    return set(array.take(indices(sorted(rows))).to_pylist())

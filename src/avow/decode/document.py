@@ -53,7 +53,7 @@ def text_of(value: bytes) -> str:
 
 def parse_any(text: str) -> Json:
     """Whatever JSON value the text spells."""
-    if text.count("[") + text.count("{") > DEPTH_MAX and _depth(text) > DEPTH_MAX:
+    if text.count("[") + text.count("{") > DEPTH_MAX and _is_too_deep(text):
         raise Refused(Reason.TOO_DEEP, f"nested more than {DEPTH_MAX:,} deep")
     try:
         document = _with_room((_SHORT if len(text) <= NUMBER_DIGITS_MAX else _LONG).decode, text)
@@ -145,12 +145,13 @@ def _with_room(function: Callable[[_A], _B], argument: _A) -> _B:
             sys.setrecursionlimit(before)
 
 
-def _depth(text: str) -> int:
-    depth = deepest = 0
+def _is_too_deep(text: str) -> bool:
+    depth = 0
     for match in _BRACKETS.finditer(text):
         if match[1]:
             depth += 1
-            deepest = max(deepest, depth)
+            if depth > DEPTH_MAX:
+                return True
         elif match[2]:
             depth -= 1
-    return deepest
+    return False

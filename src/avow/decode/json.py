@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.decode.arrow import arrow_fields
+from avow.decode.arrow import arrow_fields, indices, no_rows
 from avow.decode.columns import Columns, Unreadable
 from avow.decode.document import Json, parse, write
-from avow.decode.result import Dead, Decoded, Refused, indices
+from avow.decode.result import Dead, Decoded, Refused
 from avow.decode.tombstones import Tombstones, json_key_reader, key_fields
 from avow.decode.values import Rules, fields_reader, refuse_nul_within, refuse_unknown
 from avow.settings import REST_COLUMN, Pipeline
@@ -43,7 +43,7 @@ class JsonDecoder:
         self.key_schema = self._tombstones.key_schema
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        values = batch.column("value")
+        values = batch.column("value").cast(pa.binary())
         reading = _Reading(self.schema, self._columns, self._judge)
         reading.read(_Piece(values.drop_null(), _where(values.is_valid())))
         settled = self._tombstones.settle(batch.column("key"), _where(values.is_null()).to_pylist())
@@ -149,8 +149,8 @@ class _Reading:
 
     def rows(self) -> tuple[pa.RecordBatch, pa.Int64Array]:
         """All good rows in the order of the batch, and where each was."""
-        if self._by_column and not self._singly:
-            return self._by_column[0]
+        if not self._singly:
+            return self._by_column[0] if self._by_column else (no_rows(self._schema), indices([]))
         singly = pa.RecordBatch.from_pylist(self._singly, self._schema), indices(self._singly_at)
         parts = [*self._by_column, singly]
         rows = pa.concat_batches([rows for rows, _ in parts])

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.decode.arrow import arrow_fields
+from avow.decode.arrow import arrow_fields, indices
 from avow.decode.document import text_of
-from avow.decode.result import Dead, Decoded, Reason, Refused, indices
+from avow.decode.result import Dead, Decoded, Reason, Refused
 from avow.decode.tombstones import Tombstones
 from avow.decode.values import refuse_nul as refuse_nul_in
 from avow.settings import Pipeline
@@ -31,7 +31,7 @@ class PlainDecoder:
         self.key_schema = self._tombstones.key_schema
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        keys, values = batch.column("key"), batch.column("value")
+        keys, values = (batch.column(name).cast(pa.binary()) for name in ("key", "value"))
         settled = self._tombstones.settle(keys, pc.indices_nonzero(values.is_null()).to_pylist())
         rows = indices(sorted([*pc.indices_nonzero(values.is_valid()).to_pylist(), *settled.kept]))
         dead = settled.dead
@@ -47,7 +47,7 @@ class PlainDecoder:
 
     def _are_good(self, keys: pa.Array, values: pa.Array) -> bool:
         """Whether all are, in one look at each column."""
-        if (self._needs_key and keys.null_count) or pc.any(pc.equal(pc.binary_length(values), 0)).as_py():
+        if (self._needs_key and keys.null_count) or pc.min(pc.binary_length(values)).as_py() == 0:
             return False
         return not self._is_text or (self._is_text_good(keys) and self._is_text_good(values))
 

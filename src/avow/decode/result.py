@@ -6,7 +6,6 @@ decoders of this package, which fill it, and the engines' task, which writes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -107,10 +106,6 @@ def printable(text: str, chars_max: int) -> str:
 def shown(text: str) -> str:
     """A piece of a record, short and quoted, for a detail."""
     return f'"{printable(text, _SHOWN_CHARS_MAX)}"'
-
-
-def indices(rows: Iterable[int]) -> pa.Int64Array:
-    return pa.array(rows, pa.int64())
 
 
 def _escape(character: str) -> str:

@@ -17,9 +17,9 @@ from typing import Literal
 
 import pyarrow as pa
 
-from avow.decode.arrow import arrow_fields
+from avow.decode.arrow import arrow_fields, indices, no_rows
 from avow.decode.document import Json, parse, parse_any, text_of
-from avow.decode.result import Dead, Reason, Refused, indices
+from avow.decode.result import Dead, Reason, Refused
 from avow.decode.values import Rules, fields_reader
 from avow.schema import Field, Scalar
 from avow.settings import Pipeline
@@ -56,7 +56,7 @@ class Tombstones:
             return self._delete(keys, rows)
         dead = [Dead(row, Reason.TOMBSTONE, "no value") for row in rows] if self._policy == "dead-letter" else []
         return Settled(
-            _empty(self.key_schema),
+            no_rows(self.key_schema),
             indices([]),
             dead,
             skipped=len(rows) if self._policy == "skip" else 0,
@@ -73,7 +73,7 @@ class Tombstones:
                 deleted.append(row)
             except Refused as refused:
                 dead.append(Dead.of(row, refused))
-        deletes = pa.RecordBatch.from_pylist(found, self.key_schema) if found else _empty(self.key_schema)
+        deletes = pa.RecordBatch.from_pylist(found, self.key_schema) if found else no_rows(self.key_schema)
         return Settled(deletes, indices(deleted), dead, skipped=0, kept=())
 
     def _key(self, key: bytes | None) -> dict[str, object]:
@@ -120,7 +120,3 @@ def _bare(key: bytes, field: Field) -> Json:
     if field.type in _TEXTUAL:
         return text_of(key)
     return parse_any(text_of(key))
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema)
