@@ -475,6 +475,9 @@ def test_raw_tombstones() -> None:
     assert [dead.reason for dead in decoded.dead] == [Reason.NULL_KEY, Reason.TOMBSTONE_KEY]
     by_value = decode(upsert("", "value", format="raw"), [None], [b"k"])
     assert by_value.dead[0].reason == Reason.TOMBSTONE_KEY
+    dedupe = pipeline({"format": "raw", "tombstones": "keep"}, mode="dedupe", key=["value"])
+    kept = decode(decoder(dedupe, refuse_nul=True), [None, b"v"], [b"k", None])
+    assert [(dead.index, dead.reason) for dead in kept.dead] == [(0, Reason.NULL_KEY)]
 
 
 def test_string() -> None:

@@ -25,7 +25,7 @@ class PlainDecoder:
     def __init__(self, pipeline: Pipeline, *, refuse_nul: bool) -> None:
         self._is_text = pipeline.decode.format == "string"
         self._refuse_nul = refuse_nul and self._is_text
-        self._needs_key = "key" in pipeline.sink.key
+        self._names_row = frozenset(pipeline.sink.key)  # these must not be null
         self._tombstones = Tombstones(pipeline, self._read_key)
         self.schema = pa.schema(arrow_fields(pipeline.decode.columns))
         self.key_schema = self._tombstones.key_schema
@@ -47,7 +47,10 @@ class PlainDecoder:
 
     def _are_good(self, keys: pa.Array, values: pa.Array) -> bool:
         """Whether all are, in one look at each column."""
-        if (self._needs_key and keys.null_count) or pc.min(pc.binary_length(values)).as_py() == 0:
+        for name, column in (("key", keys), ("value", values)):
+            if name in self._names_row and column.null_count:
+                return False
+        if pc.min(pc.binary_length(values)).as_py() == 0:
             return False
         return not self._is_text or (self._is_text_good(keys) and self._is_text_good(values))
 
@@ -69,9 +72,9 @@ class PlainDecoder:
     def _judge(self, key: bytes | None, value: bytes | None) -> None:
         if value == b"":
             raise Refused(Reason.EMPTY, "a value of zero bytes")
-        if self._needs_key and key is None:
-            raise Refused(Reason.NULL_KEY, "no key, and sink.key names it")
         for name, part in (("key", key), ("value", value)):
+            if part is None and name in self._names_row:
+                raise Refused(Reason.NULL_KEY, f"no {name}, and sink.key names it")
             if part is not None and self._is_text:
                 self._text(name, part)
 
