@@ -121,6 +121,10 @@ class Scenario:
         with psycopg.connect(self.url, autocommit=True) as connection:
             return connection.execute(query, values).fetchall()
 
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(statement)
+
     def ids(self) -> Counter[int]:
         """How often each id is in the table."""
         return Counter(row[0] for row in self.rows(f'SELECT id FROM "{self.table}"'))

@@ -23,6 +23,7 @@ COMMANDS = {
     "Pipelines": {
         "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
         "run": ("run", "Move records from Kafka into the sink, under the declared guarantee."),
+        "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
     },
 }
 MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
@@ -41,7 +42,7 @@ class Avow(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in MODULES:
             return None
-        command = getattr(import_module(f"avow.cli.{MODULES[cmd_name]}"), cmd_name)
+        command = getattr(import_module(f"avow.cli.{MODULES[cmd_name]}"), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

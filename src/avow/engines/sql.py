@@ -148,6 +148,13 @@ def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataF
         raise ConfigError(f"transform.sql: {text}", advice="The query reads FROM records.") from None
 
 
+def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
+    """The query over a few rows at hand, in the driver, in the order of their offsets."""
+    records = spark.createDataFrame(pa.Table.from_batches([rows]), decoded_ddl(pipeline))
+    out = _query(spark, records, pipeline).toArrow().combine_chunks().sort_by(pipeline.sink.lineage[2])
+    return out.to_batches()[0] if out.num_rows else pa.RecordBatch.from_pylist([], schema=out.schema)
+
+
 def refuse_wide(frame: DataFrame) -> None:
     plan = frame._jdf.queryExecution().analyzed()
     wide = sorted({name for name in _nodes(plan) if name not in NARROW})

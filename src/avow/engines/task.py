@@ -169,6 +169,12 @@ def _check_share(outcome: _Outcome, todo: OffsetRange, max_share: float) -> None
     )
 
 
+def decode_batch(batch: pa.RecordBatch, todo: OffsetRange, pipeline: Pipeline) -> Prepared:
+    """Decode a single batch."""
+    decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
+    return _decode(batch, todo, decode, python_transform(pipeline), pipeline)
+
+
 def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: OffsetRange) -> Preparing:
     """Decode records, and put them through the Python transform if there is one."""
     decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
@@ -290,6 +296,12 @@ def _letter(batch: pa.RecordBatch, index: int, todo: OffsetRange, reason: str, d
         reason=reason,
         detail=detail,
     )
+
+
+def headers_text(headers: list[tuple[str, bytes | None]]) -> str | None:
+    """Headers as the JSON text in which they travel through Spark."""
+    pairs = [{"k": key} | ({} if value is None else {"v": base64.b64encode(value).decode()}) for key, value in headers]
+    return json.dumps(pairs) if pairs else None
 
 
 def _headers(text: str | None) -> list[tuple[str, bytes | None]]:

@@ -1,4 +1,4 @@
-"""The driver's side of the PostgreSQL sink: schema ``avow``, runs, positions, dead letters.
+"""The driver's side of the PostgreSQL sink: schema ``avow``, its versions, runs and positions.
 
 Owns: the SQL of schema ``avow`` and its versions. The rules are ``ledger``'s; here they are only stored.
 """
@@ -241,8 +241,8 @@ class Store:
             for where, entry in entries.items():
                 self._session.run(
                     "INSERT INTO avow.ledger (pipeline, topic, partition, position, start, topic_id, run, read,"
-                    f" written, dead, skipped) VALUES ($1, $2, {where.partition}, {entry.position}, {entry.position}, $3,"
-                    f" {entry.run}, 0, 0, 0, 0) ON CONFLICT DO NOTHING",
+                    f" written, dead, skipped) VALUES ($1, $2, {where.partition}, {entry.position}, {entry.position},"
+                    f" $3, {entry.run}, 0, 0, 0, 0) ON CONFLICT DO NOTHING",
                     self._pipeline.name,
                     where.topic,
                     entry.topic_id,

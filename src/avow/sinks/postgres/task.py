@@ -19,6 +19,7 @@ from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline
 from avow.sinks.base import DeadLetter, Rows, Written
 from avow.sinks.postgres import session, store, tables
+from avow.sinks.postgres.letters import Selection, select
 from avow.sinks.postgres.session import name
 
 DELETED = "avow deleted"  # marks a tombstone in the staging table; no payload column is called so
@@ -248,6 +249,30 @@ class PostgresTask:
             f" $7::text::json, $8, $9, {self._run}) ON CONFLICT DO NOTHING",
             rows,
         )
+
+    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
+        """Take dead letters that were delivered after all out of the graveyard, in the act that is open."""
+        topic, partition = letters[0].topic, letters[0].partition
+        offsets = ", ".join(str(letter.offset) for letter in letters)
+        name_ = self._pipeline.name
+        gone = self._session.query(
+            f"DELETE FROM avow.dead_letters WHERE pipeline = $1 AND topic = $2 AND partition = {partition}"
+            f' AND "offset" IN ({offsets}) RETURNING "offset"',
+            name_,
+            topic,
+        )
+        if len(gone) != len(letters) or len(letters) != written + skipped:
+            raise ProtocolViolation(f"{len(gone)} dead letters of {topic}/{partition} were there, not {len(letters)}")
+        self._session.run(
+            f"UPDATE avow.ledger SET dead = dead - {len(letters)}, written = written + {written},"
+            f" skipped = skipped + {skipped} WHERE pipeline = $1 AND topic = $2 AND partition = {partition}",
+            name_,
+            topic,
+        )
+
+    def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        """Chosen dead letters, held until the act ends."""
+        return select(self._session, self._pipeline.name, selection, limit, lock=True)
 
 
 def headers_json(headers: list[tuple[str, bytes | None]]) -> str:

@@ -1,0 +1,191 @@
+"""``avow dead-letters list | show | redrive``: look at records the sink could not take, and bring them in after all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from avow.errors import ConfigError
+from avow.plan import load_checked
+from avow.sinks.base import DeadLetter
+from avow.sinks.postgres import Letters, Selection
+
+SHOWN_CHARS = 60
+HEX_BYTES = 512
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    when = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
+    for option in reversed(
+        [
+            click.option("--reason", help="Only this reason, such as wrong-type."),
+            click.option("--topic", help="Only this topic."),
+            click.option("--partition", type=click.IntRange(0), help="Only this partition."),
+            click.option("--from-offset", type=click.IntRange(0), help="From this offset on."),
+            click.option("--until-offset", type=click.IntRange(0), help="Up to this offset, without it."),
+            click.option("--since", type=when, help="Died at this time or later (UTC unless it has a zone)."),
+            click.option("--until", type=when, help="Died before this time."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def _selection(given: dict[str, Any]) -> Selection:
+    for name in ("since", "until"):
+        moment: datetime | None = given[name]
+        if moment is not None and moment.tzinfo is None:
+            given[name] = moment.replace(tzinfo=UTC)
+    return Selection(**given)
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Records the sink could not take: list, show, redrive."""
+
+
+@dead_letters.command("list")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@selection_options
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show.")
+@click.option("--json", "as_json", is_flag=True, help="For machines; values in hex.")
+def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
+    """How many there are by reason, and the first of them."""
+    selection = _selection(given)
+    with Letters(load_checked(file)) as letters:
+        reasons = letters.by_reason(selection)
+        found = letters.select(selection, limit)
+    if as_json:
+        by_reason = [{"reason": r, "count": n, "last": last.isoformat()} for r, n, last in reasons]
+        click.echo(json.dumps({"by_reason": by_reason, "letters": [_as_json(letter) for letter in found]}, indent=2))
+        return
+    console = Console(highlight=False)
+    if not reasons:
+        console.print("no dead letters")
+        return
+    summary = Table("reason", "count", "last died", box=None, pad_edge=False)
+    for reason, count, last in reasons:
+        summary.add_row(Text(reason), Text(f"{count:,}", justify="right"), f"{last:%Y-%m-%d %H:%M:%S}Z")
+    console.print(summary, "")
+    rows = Table("topic/partition", "offset", "reason", "detail", "value", box=None, pad_edge=False)
+    for letter in found:
+        rows.add_row(
+            Text(f"{letter.topic}/{letter.partition}"),
+            Text(str(letter.offset), justify="right"),
+            Text(letter.reason),
+            Text(visible(letter.detail)),
+            Text(_short(letter.value)),
+        )
+    console.print(rows)
+    total = sum(count for _, count, _ in reasons)
+    if total > len(found):
+        console.print(f"\nthe first {len(found)} of {total:,}; --limit shows more")
+
+
+@dead_letters.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0))
+@click.option("--json", "as_json", is_flag=True, help="For machines; values in hex.")
+def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> None:
+    """All of one dead letter: reason, headers, key and value as text and in hex."""
+    chosen = Selection(topic=topic, partition=partition, from_offset=offset, until_offset=offset + 1)
+    with Letters(load_checked(file)) as letters:
+        found = letters.select(chosen, 1)
+    if not found:
+        raise ConfigError(f"no dead letter at {topic}/{partition} offset {offset}", advice="`avow dead-letters list`.")
+    letter = found[0]
+    if as_json:
+        click.echo(json.dumps(_as_json(letter), indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    when = datetime.fromtimestamp(letter.timestamp_ms / 1000, UTC)
+    console.print(Text(f"{topic}/{partition} offset {offset}, {when:%Y-%m-%d %H:%M:%S}Z", style="bold"))
+    console.print(Text(f"{letter.reason}: {visible(letter.detail)}"))
+    for name, value in letter.headers:
+        console.print(Text(f"header {visible(name)}: {_short(value)}"))
+    for title, value in (("key", letter.key), ("value", letter.value)):
+        console.print(Text(f"\n{title}, {'null' if value is None else f'{len(value):,} bytes'}", style="bold"))
+        if value:
+            console.print(Text(visible(value.decode(errors="replace"))))
+            console.print(Text(_hex(value[:HEX_BYTES]), style="dim"))
+
+
+@dead_letters.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@selection_options
+@click.option("--dry-run", is_flag=True, help="Only say how many are meant.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Bring dead letters into the sink after all, say after a schema change.
+
+    Each keeps the identity of its record and leaves the dead letters in the same transaction in which its row enters
+    the table: redriving twice, or being interrupted, cannot double one. What is still bad stays.
+    """
+    pipeline = load_checked(file)
+    selection = _selection(given)
+    with Letters(pipeline) as letters:
+        meant = sum(count for _, count, _ in letters.by_reason(selection))
+    console = Console(highlight=False)
+    if dry_run:
+        click.echo(json.dumps({"meant": meant}) if as_json else f"{meant:,} dead letters are meant")
+        return
+    # Imported here: it brings Spark's Python side, which listing does not need.
+    from avow.engines.redrive import Redriven
+    from avow.engines.redrive import redrive as redrive_letters
+    from avow.engines.spark import spark_session
+    from avow.local import jars
+
+    with console.status(f"redriving {meant:,} dead letters") as status:
+
+        def told(so_far: Redriven) -> None:
+            status.update(
+                f"redriving {meant:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
+            )
+
+        done = redrive_letters(
+            pipeline, selection, lambda: spark_session(pipeline, jars.classpath("spark"), short=True), told
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+    else:
+        console.print(f"{done.written:,} written, {done.skipped:,} skipped, {done.still_dead:,} still dead letters")
+
+
+def visible(text: str) -> str:
+    """Safe on a terminal: control codes and direction marks are shown, not obeyed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _short(value: bytes | None) -> str:
+    if value is None:
+        return "null"
+    text = visible(value[: SHOWN_CHARS * 4].decode(errors="replace"))
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+
+
+def _hex(data: bytes) -> str:
+    lines = (data[start : start + 16] for start in range(0, len(data), 16))
+    return "\n".join(f"{16 * n:06x}  {line.hex(' ')}" for n, line in enumerate(lines))
+
+
+def _as_json(letter: DeadLetter) -> dict[str, Any]:
+    def as_hex(value: bytes | None) -> str | None:
+        return None if value is None else value.hex()
+
+    return {
+        **asdict(letter),
+        "key": as_hex(letter.key),
+        "value": as_hex(letter.value),
+        "headers": [[name, as_hex(value)] for name, value in letter.headers],
+    }

@@ -1,0 +1,109 @@
+"""Redrive: bring dead letters into the sink after all, under the identity of their records.
+
+A letter leaves the graveyard in the same act in which its row enters the table, so redriving twice, or being killed in
+between, cannot double it. What is still bad stays, with its new reason.
+
+Owns: that act. Neighbours: ``task`` (decode) and the sink's own task side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from avow.engines import sql
+from avow.engines.task import decode_batch, headers_text
+from avow.kafka.log import TopicPartition
+from avow.ledger import OffsetRange
+from avow.settings import Pipeline
+from avow.sinks.base import DeadLetter, Rows
+from avow.sinks.postgres import Letters, PostgresTask, Selection
+
+AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    written: int = 0
+    skipped: int = 0  # left out by the transform, or a repeated key
+    still_dead: int = 0
+
+    def __add__(self, other: Redriven) -> Redriven:
+        return Redriven(self.written + other.written, self.skipped + other.skipped, self.still_dead + other.still_dead)
+
+
+def redrive(
+    pipeline: Pipeline,
+    selection: Selection,
+    spark: Callable[[], SparkSession],
+    progress: Callable[[Redriven], None] = lambda _: None,
+) -> Redriven:
+    """Redrive what is selected, a thousand at a time, each thousand in one act."""
+    total = Redriven()
+    with Letters(pipeline) as letters:
+        partitions = letters.partitions(selection)
+    for where in partitions:
+        start = selection.from_offset or 0
+        while True:
+            chosen = replace(selection, topic=where.topic, partition=where.partition, from_offset=start)
+            done, last = _redrive_some(pipeline, where, chosen, spark)
+            if last is None:
+                break
+            start = last + 1
+            total += done
+            progress(total)
+    return total
+
+
+def _redrive_some(
+    pipeline: Pipeline, where: TopicPartition, selection: Selection, spark: Callable[[], SparkSession]
+) -> tuple[Redriven, int | None]:
+    """One act. Gives what it came to, and the last offset it looked at: None if there was no letter left."""
+    sink = PostgresTask(pipeline, run=0)
+    with sink.act():
+        # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
+        sink.entry(where.topic, where.partition, lock=True)
+        letters = sink.dead_letters(selection, AT_ONCE)
+        if not letters:
+            return Redriven(), None
+        span = OffsetRange(where.topic, where.partition, letters[0].offset, letters[-1].offset + 1)
+        prepared = decode_batch(_batch(letters), span, pipeline)
+        rows = prepared.rows
+        if pipeline.transform is not None and pipeline.transform.sql is not None:
+            rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
+        bad = {letter.offset for letter in prepared.letters}
+        offset = pipeline.sink.lineage[2]
+        refused = sink.write(rows).refused
+        bad |= {rows.rows.column(offset)[row].as_py() for row in refused}
+        applied = sink.finish(span)
+        bad |= set(applied.refused)
+        delivered = [letter for letter in letters if letter.offset not in bad]
+        in_table = set(pc.unique(rows.rows.column(offset)).to_pylist()) | set(rows.deletes.column(offset).to_pylist())
+        written = len([letter for letter in delivered if letter.offset in in_table]) - applied.skipped
+        if delivered:
+            sink.unbury(delivered, written, len(delivered) - written)
+    return Redriven(written, len(delivered) - written, len(letters) - len(delivered)), letters[-1].offset
+
+
+def _batch(letters: list[DeadLetter]) -> pa.RecordBatch:
+    """Dead letters as the records they were."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": pa.array([letter.topic for letter in letters], pa.string()),
+            "partition": pa.array([letter.partition for letter in letters], pa.int32()),
+            "offset": pa.array([letter.offset for letter in letters], pa.int64()),
+            "timestamp": pa.array(
+                [epoch + timedelta(milliseconds=letter.timestamp_ms) for letter in letters],
+                pa.timestamp("us", "UTC"),
+            ),
+            "key": pa.array([letter.key for letter in letters], pa.binary()),
+            "value": pa.array([letter.value for letter in letters], pa.binary()),
+            "headers": pa.array([headers_text(letter.headers) for letter in letters], pa.string()),
+        }
+    )

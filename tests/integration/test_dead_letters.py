@@ -1,0 +1,140 @@
+"""``avow dead-letters``: what is kept can be found, shown safely, and brought in after all, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Producer
+from tests.fix_pipeline import Scenario, payment, session_spark
+
+from avow.cli import main
+from avow.engines.redrive import Redriven, redrive
+from avow.kafka import metadata
+from avow.sinks.postgres import PostgresTask, Selection
+
+pytestmark = pytest.mark.cluster
+
+Make = Callable[..., Scenario]
+OLD = 'format = "json"\nschema = "id long not null, account string not null, amount double"'
+ALL = Selection()
+NEW = OLD.replace("amount double", "amount double, note string")
+
+
+def avow(s: Scenario, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["dead-letters", *arguments], env={"DATABASE_URL": s.url, "COLUMNS": "200"})
+
+
+def totals(s: Scenario) -> tuple[object, ...]:
+    return s.rows("SELECT read, written, dead, skipped FROM avow.ledger WHERE pipeline = %s", s.name)[0]
+
+
+@pytest.fixture
+def buried(scenario: Make) -> tuple[Scenario, Path]:
+    """Ten good records, five with a field the schema does not have, one that is nonsense, in one partition."""
+    s = scenario(partitions=1)
+    old = [json.dumps({"id": n, "account": "a", "amount": 1.5}).encode() for n in range(10)]
+    s.produce([*old, *(payment(n) for n in range(10, 15)), b"\x1b[31mred \xe2\x80\xae nonsense"])
+    path = s.file(decode=OLD)
+    s.drain(path)
+    assert totals(s) == (16, 10, 6, 0)
+    return s, path
+
+
+def drive(s: Scenario, path: Path, selection: Selection = ALL) -> Redriven:
+    pipeline = s.load(path)
+    return redrive(pipeline, selection, lambda: session_spark(pipeline))
+
+
+def test_list_and_show(buried: tuple[Scenario, Path]) -> None:
+    s, path = buried
+    shown = avow(s, "list", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert "unknown-field" in shown.output
+    assert "not-json" in shown.output
+    assert "\x1b[31m" not in shown.output, "somebody's colour code is shown, not obeyed"
+    assert "\\x1b[31mred \\u202e nonsense" in shown.output
+    found = json.loads(avow(s, "list", str(path), "--json", "--reason", "unknown-field", "--from-offset", "12").stdout)
+    assert [letter["offset"] for letter in found["letters"]] == [12, 13, 14]
+    assert found["by_reason"][0]["count"] == 3
+    assert avow(s, "list", str(path), "--until", "2020-01-01").output == "no dead letters\n"
+    one = avow(s, "show", str(path), s.topic, "0", "12")
+    assert one.exit_code == 0, one.output
+    assert '"id": 12' in one.output
+    assert payment(12)[:16].hex(" ") in one.output
+    missing = avow(s, "show", str(path), s.topic, "0", "3")
+    assert missing.exit_code == 2
+
+
+def test_headers_are_kept(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    producer = Producer({"bootstrap.servers": s.cluster.bootstrap}, logger=metadata.QUIET)
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("a", b"\x00\xff"),
+        ("a", b"twice"),
+        ("none", None),
+        ("é<script>", b""),
+    ]
+    producer.produce(s.topic, b"bad", key=b"k", headers=headers)
+    assert producer.flush(30) == 0
+    s.drain(s.file())
+    shown = json.loads(avow(s, "show", str(s.file()), s.topic, "0", "0", "--json").stdout)
+    assert shown["headers"] == [["a", "00ff"], ["a", b"twice".hex()], ["none", None], ["é<script>", ""]]
+    assert bytes.fromhex(shown["key"]) == b"k"
+
+
+def test_redrive_after_a_schema_change_and_again(buried: tuple[Scenario, Path]) -> None:
+    s, _ = buried
+    s.execute(f'ALTER TABLE "{s.table}" ADD COLUMN note text')
+    path = s.file(decode=NEW)
+    assert json.loads(avow(s, "redrive", str(path), "--dry-run", "--json").stdout) == {"meant": 6}
+    assert drive(s, path) == Redriven(written=5, still_dead=1)
+    assert s.ids() == dict.fromkeys(range(15), 1)
+    assert totals(s) == (16, 15, 1, 0)
+    offsets = s.rows(f'SELECT id, _kafka_offset FROM "{s.table}" WHERE id >= 10 ORDER BY 1')
+    assert offsets == [(n, n) for n in range(10, 15)], "under their own identity"
+    assert drive(s, path) == Redriven(still_dead=1), "a second time there is nothing left to do"
+    assert s.ids() == dict.fromkeys(range(15), 1)
+    assert totals(s) == (16, 15, 1, 0)
+    s.produce([payment(15)])
+    s.drain(path)
+    assert s.ids() == dict.fromkeys(range(16), 1), "the pipeline goes on where it was"
+
+
+def test_an_interrupted_redrive_changes_nothing(buried: tuple[Scenario, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    s, _ = buried
+    s.execute(f'ALTER TABLE "{s.table}" ADD COLUMN note text')
+    path = s.file(decode=NEW)
+    real = PostgresTask.unbury
+
+    def interrupted(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PostgresTask, "unbury", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drive(s, path)
+    assert s.ids() == dict.fromkeys(range(10), 1)
+    assert totals(s) == (16, 10, 6, 0)
+    monkeypatch.undo()
+    assert drive(s, path, Selection(from_offset=12)) == Redriven(written=3, still_dead=1)
+    assert drive(s, path) == Redriven(written=2, still_dead=1)
+    assert s.ids() == dict.fromkeys(range(15), 1)
+
+
+def test_redrive_through_sql_and_upsert_keeps_newer_rows(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    sink = f'kind = "postgres"\nurl = "${{env:DATABASE_URL}}"\ntable = "{s.table}"\nmode = "upsert"\nkey = ["id"]'
+    transform = 'sql = "SELECT *, upper(account) AS loud FROM records WHERE id <> 3"'
+    bad = [json.dumps({"id": n, "account": "late", "note": "x"}).encode() for n in (1, 2, 3)]
+    s.produce([*bad, json.dumps({"id": 1, "account": "newer"}).encode()])
+    s.drain(s.file(decode=OLD, sink=sink, transform=transform))
+    assert totals(s) == (4, 1, 3, 0)
+    path = s.file(decode=NEW, sink=sink, transform=transform)
+    s.execute(f'ALTER TABLE "{s.table}" ADD COLUMN note text')
+    assert drive(s, path) == Redriven(written=2, skipped=1)
+    assert dict(s.rows(f'SELECT id, loud FROM "{s.table}"')) == {1: "NEWER", 2: "LATE"}
+    assert totals(s) == (4, 3, 0, 1)
