@@ -49,6 +49,9 @@ class Rows:
     codes: npt.NDArray[np.int64]
 
 
+NO_ROWS = Rows(NONE, NONE)
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What became of the records of one partition, as found: read = written + dead + skipped + lost."""
@@ -110,7 +113,7 @@ class Comparison:
 
     def rows(self, until: int, due: Rows, there: Rows, letters: Offsets = NONE) -> Offsets:
         """The next window, up to ``until``. Gives the offsets whose rows are not what is due, for ``changed``."""
-        bags = _Bags.of(due, there)
+        bags = Bags.of(due, there)
         _, begin, end = self._due
         self._due = (bags.offsets[bags.due > 0], end if len(self._due[0]) else begin, until)
         has_letter = np.isin(bags.offsets, letters)
@@ -186,7 +189,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bags:
+class Bags:
     """For each offset that has a row on either side, how many rows of which sort."""
 
     offsets: Offsets
@@ -197,7 +200,7 @@ class _Bags:
     alien: npt.NDArray[np.int64]  # there, and such a row is not due at all
 
     @classmethod
-    def of(cls, due: Rows, there: Rows) -> _Bags:
+    def of(cls, due: Rows, there: Rows) -> Bags:
         if np.array_equal(due.offsets, there.offsets) and np.array_equal(due.codes, there.codes):
             heads = _heads(due.offsets)
             count = np.diff(np.append(heads, len(due.offsets)))

@@ -9,7 +9,7 @@ and ``judge``, which find, and ``avow.guarantee``, whose anomalies have the same
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -110,3 +110,18 @@ class Spans:
         columns = (start[heads], np.maximum.reduceat(until, heads), np.add.reduceat(count, heads))
         first = (column[:SPANS_MAX].tolist() for column in columns)
         return tuple(Span(*row) for row in zip(*first, strict=True))
+
+
+def split_phantoms(finding: Finding, uncommitted: Offsets) -> list[Finding]:
+    """Phantoms told apart: those whose records are there, but not committed, are aborted reads."""
+    offsets = np.concatenate([np.arange(span.start, span.until) for span in finding.spans])
+    aborted = Spans()
+    aborted.add(offsets[np.isin(offsets, uncommitted)])
+    phantoms = Spans()
+    phantoms.add(offsets[~np.isin(offsets, uncommitted)])
+    # Those beyond the spans that were kept could not be looked up: they stay what they are.
+    count = finding.count - aborted.count
+    found = [replace(finding, spans=phantoms.joined(), count=count)] if count else []
+    if aborted.count:
+        found.append(replace(finding, kind=Kind.ABORTED_READ, spans=aborted.joined(), count=aborted.count))
+    return found

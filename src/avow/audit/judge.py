@@ -83,7 +83,7 @@ def examine(known: Known | None, log: LogView, readable_until: int, *, skip_lost
         behind_from=max(position, settled, _claimed(known)),
         readable_until=readable_until,
         comparable=comparable,
-        complete=comparable and start == known.start and until == position,
+        complete=comparable and start == known.start and until == position == _claimed(known),
         findings=tuple(_ledger_findings(known, log, readable_until, stop)),
         notes=tuple(notes),
     )

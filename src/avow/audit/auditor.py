@@ -1,0 +1,261 @@
+"""An audit from end to end.
+
+Theory of operation
+-------------------
+The sink's snapshot is taken first and Kafka's last stable offsets after it, so every position of the snapshot lies
+below them unless the ledger is wrong. They are the high-water mark: what comes later is not looked at. ``examine`` then
+says which offsets of which partition can be compared, and ``spark`` compares them. A partition in which no record is
+visible reaches no Spark task; it is compared here, since its rows may still be phantoms. With a key, the keys of both
+sides are judged in a second pass. Phantoms are looked up among uncommitted records at last: those are aborted reads.
+
+Owns: the order of these steps. Must not know: how anything is judged, or how Spark does its part. Neighbours:
+``judge``, ``spark``, ``table`` and ``report``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from avow.audit import spark, table
+from avow.audit.compare import Compared, Tally
+from avow.audit.findings import Finding, Kind, Span, split_phantoms
+from avow.audit.judge import Examined, Known, examine, miscounted
+from avow.audit.partition import Job, Scope, compare_partition
+from avow.audit.report import Audited, Report, summed_up, unknown
+from avow.audit.topics import compacted
+from avow.decode import arrow_type
+from avow.engines import sql
+from avow.engines.task import Work
+from avow.errors import SinkError, SourceError
+from avow.kafka.log import Log, TopicPartition
+from avow.ledger import NOTHING, LogView, OffsetRange
+from avow.settings import Pipeline
+from avow.sinks.postgres import tables
+
+Tell = Callable[[str], None]
+
+
+def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = lambda _: None) -> Report:
+    """Audit a pipeline. What cannot be reached or read makes the verdict unknown, with the reason.
+
+    ``session`` gives a Spark session; it is called when one is needed, and not before.
+    """
+    try:
+        with table.Reading(pipeline.sink) as reading, Log(pipeline.source, pipeline.name) as log:
+            return _Audit(pipeline, session, tell, reading, log).report()
+    except (SourceError, SinkError) as error:
+        return _unknown(pipeline, str(error), error.advice)
+    except PySparkException as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = f"Spark could not read it all: {lines[-1][:300] if lines else type(error).__name__}"
+        return _unknown(pipeline, reason, "Audit again when the cause is mended.")
+
+
+def _unknown(pipeline: Pipeline, reason: str, advice: str) -> Report:
+    return unknown(pipeline.name, pipeline.guarantee, pipeline.sink.mode, reason, advice)
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known so far."""
+
+    known: dict[TopicPartition, Known]  # by the ledger
+    views: dict[TopicPartition, LogView]  # by Kafka
+    rows: dict[TopicPartition, int]  # in the table
+    examined: dict[TopicPartition, Examined]
+    compared: dict[TopicPartition, Compared] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    shared: spark.SharedKeys = field(default_factory=spark.SharedKeys)
+
+
+class _Audit:
+    def __init__(
+        self, pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell, reading: table.Reading, log: Log
+    ) -> None:
+        self._pipeline = pipeline
+        self._session = session
+        self._tell = tell
+        self._reading = reading
+        self._log = log
+
+    def report(self) -> Report:
+        started = time.monotonic()
+        pipeline = self._pipeline
+        self._tell("reading the ledger")
+        known = table.known(self._reading, pipeline) if table.has_ledger(self._reading) else {}
+        if not known:
+            return _unknown(pipeline, f"{pipeline.name} has never run into this database", "Run it, then audit it.")
+        state = self._examined(known)
+        job = self._job(state)
+        self._compare(job, state)
+        self._tell_phantoms_apart(state)
+        partitions = tuple(self._audited(where, state) for where in state.examined)
+        state.findings += self._miscounts(job, partitions, state)
+        return summed_up(
+            pipeline.name,
+            pipeline.guarantee,
+            pipeline.sink.mode,
+            partitions,
+            tuple(state.findings),
+            tuple(_notes(partitions, state)),
+            state.shared.count,
+            time.monotonic() - started,
+        )
+
+    def _examined(self, known: dict[TopicPartition, Known]) -> _State:
+        """Every partition that Kafka, the ledger or the table knows, and what of it can be compared."""
+        self._tell("asking Kafka where the topics end")
+        there = self._log.partitions()
+        wanted = {where: known[where].entry if where in known else None for where in {*there, *known}}
+        views = self._log.view(wanted)
+        ends = self._log.stable_ends(there.keys() & wanted.keys())
+        self._tell("counting rows")
+        rows = table.row_counts(self._reading, self._pipeline.sink)
+        topics = {where.topic for where in views}
+        for where in rows:
+            if where.topic in topics and where not in views:  # rows of a partition that there is not
+                views[where] = LogView(where.topic, where.partition, "", 0, 0)
+        skip_lost = self._pipeline.source.on_data_loss == "skip"
+        examined = {
+            where: examine(known.get(where), views[where], ends.get(where, 0), skip_lost=skip_lost)
+            for where in sorted(views)
+        }
+        findings = [finding for one in examined.values() for finding in one.findings]
+        return _State(known, views, rows, examined, findings=findings)
+
+    def _job(self, state: _State) -> Job:
+        pipeline = self._pipeline
+        loose = compacted(pipeline.source, {where.topic for where in state.examined})
+        scopes = {
+            where: Scope(n, one.start, one.until, one.behind_from, one.readable_until, where.topic in loose)
+            for n, (where, one) in enumerate(state.examined.items())
+            if one.comparable
+        }
+        ranges = {
+            where: OffsetRange(where.topic, where.partition, scope.start, scope.until)
+            for where, scope in scopes.items()
+            if scope.until > scope.start
+        }
+        fields = pipeline.decode.columns.fields
+        rest = pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
+        if pipeline.transform is not None:
+            fields, rest = sql.output_fields(self._session(), pipeline), False
+        columns = tables.columns(fields, pipeline.sink, rest=rest)
+        return Job(
+            # A query's notes carry the number of the run: this one is nobody else's.
+            work=Work(pipeline, -os.getpid(), 0, ranges),
+            snapshot=self._reading.snapshot,
+            scopes=scopes,
+            columns=tuple(column.name for column in columns),
+            json_columns=frozenset(column.name for column in columns if column.type == "jsonb"),
+            key_types=_key_types(pipeline, {one.name: arrow_type(one.type) for one in fields}),
+        )
+
+    def _compare(self, job: Job, state: _State) -> None:
+        ranges = job.work.ranges
+        offsets = sum(map(len, ranges.values()))
+        self._tell(f"comparing {offsets:,} offsets of {len(ranges)} partitions with table {self._pipeline.sink.table}")
+        with spark.Comparing(self._session, job) as comparison:
+            state.compared = comparison.results()
+            seen_here = []
+            for where in job.scopes.keys() - state.compared.keys():
+                for given in compare_partition(job, where, ()):
+                    if isinstance(given, Compared):
+                        state.compared[where] = given
+                    else:
+                        seen_here.append(given)
+            if job.key_types and (ranges or seen_here):
+                self._tell("bringing the keys together")
+                by_key, state.shared = comparison.judge_keys(seen_here)
+                _add_lost(state, by_key, self._pipeline)
+        state.findings += [finding for one in state.compared.values() for finding in one.findings]
+
+    def _tell_phantoms_apart(self, state: _State) -> None:
+        """A row without a committed record may have an uncommitted one."""
+        phantoms = [finding for finding in state.findings if finding.kind is Kind.PHANTOM]
+        wanted = {}
+        for finding in phantoms:
+            where = TopicPartition(finding.topic, finding.partition)
+            view = state.views[where]
+            first, last = max(finding.spans[0].start, view.earliest), min(finding.spans[-1].until, view.end)
+            if first < last:
+                wanted[where] = OffsetRange(where.topic, where.partition, first, last)
+        if not wanted:
+            return
+        self._tell("looking for the records of phantoms in aborted transactions")
+        there = spark.uncommitted(self._session(), self._pipeline, wanted, phantoms)
+        for finding in phantoms:
+            state.findings.remove(finding)
+            state.findings += split_phantoms(finding, there[finding.topic, finding.partition])
+
+    def _audited(self, where: TopicPartition, state: _State) -> Audited:
+        one, known = state.examined[where], state.known.get(where)
+        compared = state.compared.get(where)
+        tally = compared.tally if compared else Tally(unchecked=state.rows.get(where, 0))
+        counts = known.entry.counts if known else NOTHING
+        return Audited(where.topic, where.partition, one.start, one.until, tally, counts)
+
+    def _miscounts(self, job: Job, partitions: tuple[Audited, ...], state: _State) -> Iterator[Finding]:
+        """Where the ledger's counts do not agree, of the partitions of which all can be compared."""
+        for audited in partitions:
+            where = TopicPartition(audited.topic, audited.partition)
+            if not state.examined[where].complete or job.scopes[where].compacted:
+                continue
+            why = miscounted(self._pipeline.guarantee, bool(job.key_types), audited.counts, audited.tally)
+            if why:
+                span = Span(audited.start, audited.until, audited.until - audited.start)
+                off = abs(audited.tally.read - audited.counts.read)
+                yield Finding(Kind.MISCOUNTED, where.topic, where.partition, (span,), off, (), why)
+
+
+def _key_types(pipeline: Pipeline, payload: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """The Arrow types of sink.key, lineage columns among them."""
+    lineage = dict(zip(pipeline.sink.lineage, (pa.string(), pa.int32(), pa.int64(), spark.TIME), strict=True))
+    types = {name: (lineage | payload)[name] for name in pipeline.sink.key}
+    for name, type_ in types.items():
+        if pa.types.is_nested(type_):
+            raise SinkError(
+                f"a key of nested values cannot be audited: {name}", advice="Name a plain column in sink.key."
+            )
+    return types
+
+
+def _add_lost(state: _State, by_key: list[Finding], pipeline: Pipeline) -> None:
+    """What the keys show, and the records that are lost by it: counted until now as if they had arrived."""
+    state.findings += by_key
+    for finding in by_key:
+        if finding.kind is not Kind.LOST:
+            continue
+        where = TopicPartition(finding.topic, finding.partition)
+        one = state.compared[where]
+        tally = replace(one.tally, lost=one.tally.lost + finding.count)
+        if pipeline.sink.mode == "upsert":
+            tally = replace(tally, written=tally.written - finding.count)
+        else:
+            tally = replace(tally, skipped=tally.skipped - finding.count)
+        state.compared[where] = replace(one, tally=tally)
+
+
+def _notes(partitions: tuple[Audited, ...], state: _State) -> Iterator[str]:
+    """What is not wrong, and a reader should know."""
+    for examined in state.examined.values():
+        yield from examined.notes
+    unchecked = sum(audited.tally.unchecked for audited in partitions)
+    if unchecked:
+        yield f"{unchecked:,} rows have no record to compare with any more (retention, compaction), so they were not."
+    topics = {audited.topic for audited in partitions}
+    others = sum(count for where, count in state.rows.items() if where.topic not in topics)
+    if others:
+        yield f"{others:,} rows are of other topics: not of this pipeline, and not audited."
+    if state.shared.count:
+        yield (
+            f"{state.shared.count:,} keys are in more than one partition, where there is no order between their "
+            f"records: {', '.join(state.shared.shown)}{', ...' if state.shared.count > len(state.shared.shown) else ''}"
+        )

@@ -1,0 +1,165 @@
+"""``avow audit``: print what an audit found, and end with the verdict's exit code.
+
+Owns: the report's looks. Must not know: how anything is judged; ``avow.audit`` says it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from avow.audit.findings import SPANS_MAX, Finding, permits
+from avow.cli import plain
+from avow.plan import load_checked
+
+if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for
+    from avow.audit.compare import Tally
+    from avow.audit.report import Report
+
+COLOURS = {"held": "bold green", "broken": "bold red", "unknown": "bold yellow"}
+SHOWN = 10
+
+
+@click.command(epilog="Exit codes: 0 held · 1 broken · 2 unknown: nothing could be audited, or the file is refused")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.option(
+    "--max-shown",
+    type=click.IntRange(min=0),
+    default=SHOWN,
+    show_default=True,
+    help="Show no more than so many offset ranges of each anomaly.",
+)
+def audit(file: Path, as_json: bool, max_shown: int) -> None:
+    """Compare a pipeline's topics with its table, dead letters and ledger, offset by offset.
+
+    Reads only, on one snapshot of the database and up to the offsets that were committed when it started; the
+    pipeline may run on meanwhile. Says whether the declared guarantee held, and names every anomaly with its offsets.
+    """
+    pipeline = load_checked(file)
+    # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
+    from avow.audit.auditor import audit as run_audit
+    from avow.audit.judge import EXIT_CODES
+    from avow.engines.spark import spark_session
+    from avow.local import jars
+
+    with _status() as tell:
+        report = run_audit(pipeline, lambda: spark_session(pipeline, jars.classpath("spark"), short=True), tell)
+    if as_json:
+        click.echo(json.dumps(report.as_json(max_shown), indent=2))
+    else:
+        show(Console(highlight=False), report, max_shown)
+    raise SystemExit(EXIT_CODES[report.verdict])
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Says on one changing line what is being done, if a person is there to read it."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(plain(text))
+
+
+def show(console: Console, report: Report, max_shown: int) -> None:
+    """The report for a person. All of it as ``Text``, never as markup: names may hold square brackets."""
+    console.print(Text(f"{report.pipeline}: {report.guarantee}, {report.mode}, {report.seconds:.1f} s", "bold"))
+    if report.partitions:
+        console.print()
+        console.print(_partitions(report))
+        console.print(Text(_accounting(report)))
+    if report.findings:
+        console.print()
+        console.print(_findings(report, max_shown))
+    if report.notes:
+        console.print()
+    for note in report.notes:
+        console.print(Text.assemble(("note: ", "bold"), _escaped(note)))
+    word, _, rest = report.sentence.partition(":")
+    console.print(Text.assemble("\n", (word, COLOURS[report.verdict]), ":", _escaped(rest)))
+    if report.advice:
+        console.print(Text.assemble(("what to do: ", "bold"), _escaped(report.advice)))
+
+
+def _partitions(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("partition", overflow="fold")
+    for name in ("audited", "read", "written", "dead", "skipped", "lost", "anomalies"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in report.partitions:
+        mine = [f for f in report.findings if (f.topic, f.partition) == (one.topic, one.partition)]
+        table.add_row(
+            Text(f"{one.topic}/{one.partition}"),
+            f"[{one.start:,}, {one.until:,})".replace("[", r"\["),
+            *_numbers(one.tally),
+            f"{sum(f.count for f in mine):,}",
+        )
+    if len(report.partitions) > 1:
+        total = f"{sum(f.count for f in report.findings):,}"
+        table.add_row("total", "", *_numbers(report.tally), total, style="bold")
+    return table
+
+
+def _numbers(tally: Tally) -> Iterator[str]:
+    return (f"{n:,}" for n in (tally.read, tally.written, tally.dead, tally.skipped, tally.lost))
+
+
+def _accounting(report: Report) -> str:
+    """The identity as found, and beside it what the ledger says."""
+    tally, counts = report.tally, report.counts
+    lost = f" + {tally.lost:,} lost" if tally.lost else ""
+    found = f"{tally.read:,} read = {tally.written:,} written + {tally.dead:,} dead + {tally.skipped:,} skipped{lost}"
+    same = (counts.read, counts.written, counts.dead, counts.skipped)
+    if same == (tally.read, tally.written, tally.dead, tally.skipped):
+        return f"{found}; the ledger says the same."
+    return (
+        f"{found};\nthe ledger says {counts.read:,} read = {counts.written:,} written + {counts.dead:,} dead + "
+        f"{counts.skipped:,} skipped."
+    )
+
+
+def _findings(report: Report, max_shown: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("anomaly", no_wrap=True)
+    table.add_column("partition", overflow="fold")
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("offsets", overflow="fold")
+    for finding in report.findings:
+        allowed = permits(report.guarantee, finding.kind)
+        name = Text(finding.kind, "yellow" if allowed else "red")
+        where = Text(f"{finding.topic}/{finding.partition}")
+        table.add_row(name, where, f"{finding.count:,}", Text(_offsets(finding, max_shown)))
+        for remark in _remarks(finding, allowed=allowed):
+            table.add_row("", "", "", Text(_escaped(remark), "dim"))
+    return table
+
+
+def _offsets(finding: Finding, max_shown: int) -> str:
+    shown = [str(span.start) if span.until == span.start + 1 else str(span) for span in finding.spans[:max_shown]]
+    left = len(finding.spans) - len(shown)
+    more = [f"and {left:,}{' or more' if len(finding.spans) == SPANS_MAX else ''} ranges more"] if left > 0 else []
+    return ", ".join([*shown, *more])
+
+
+def _remarks(finding: Finding, *, allowed: bool) -> Iterator[str]:
+    if finding.columns:
+        yield f"in {', '.join(finding.columns)}"
+    if finding.detail:
+        yield finding.detail
+    if allowed:
+        yield "permitted"
+
+
+def _escaped(text: str) -> str:
+    """No control codes of someone else's. Names of columns and keys come from users and from records."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
