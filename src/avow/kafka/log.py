@@ -8,8 +8,8 @@ Group positions are told through the admin client too: it is the offset commit o
 membership, but with a time-out of its own, which a consumer's synchronous commit has not.
 
 Every call ends in time, with an answer or with a ``SourceError`` that says what was asked, of whom, and what to do.
-Broker addresses are shown as the pipeline file wrote them, and Kafka's reason by its code: the text that comes with
-it may hold what the environment gave.
+Broker addresses are shown as the pipeline file wrote them; the client's own words are shown without any value that
+the environment or a client setting gave.
 
 Two ends of a partition are told apart. ``offsets`` gives the log's own end (the high watermark), against which a
 position is judged. ``stable_ends`` gives where committed records end: beyond it a transaction is still open. A run
@@ -27,16 +27,15 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
 from avow.errors import ConfigError, SourceError
 from avow.kafka.metadata import QUIET
@@ -45,25 +44,58 @@ from avow.settings import Source, Start, revealed
 
 __all__ = ["Log", "Record", "TopicPartition", "fingerprint"]
 
+Answer = TypeVar("Answer")
 Name = TypeVar("Name")
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-_CHECK_BROKERS = "Check that source.brokers is right and that the cluster is up."
+_CHECK_BROKERS = (
+    "Check that the cluster is up, and that source.brokers and the security settings in source.kafka are right."
+)
+_CHECK_TOPICS = "Check that the topics are there: one may have just been deleted."
 _ADVICE = {
-    KafkaError._AUTHENTICATION: "Check the sasl.* settings of source.kafka.",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "Check the sasl.* settings of source.kafka.",
-    KafkaError._SSL: "Check security.protocol and the ssl.* settings of source.kafka.",
+    KafkaError._AUTHENTICATION: "Check the sasl.* settings in source.kafka.",
+    KafkaError._SSL: "Check security.protocol and the ssl.* settings in source.kafka.",
     KafkaError._RESOLVE: "Check the host names in source.brokers.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Give the pipeline's user the right to describe and read the topics.",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "Give the pipeline's user the right to read the group named like it.",
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "Check that the topics are there: one may have just been deleted.",
-    KafkaError._NOENT: "Check that the topics are there: one may have just been deleted.",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: _CHECK_TOPICS,
+    KafkaError._NOENT: _CHECK_TOPICS,
     KafkaError.UNKNOWN_MEMBER_ID: "A consumer has joined the group of this name, which is the pipeline's: stop it.",
 }
-# What the connections complained of, most telling first: a request over them only says that it timed out.
-_TROUBLES = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE, KafkaError._ALL_BROKERS_DOWN)
+# What a connection complains of, most telling first. A request over it only says that it timed out.
+_TROUBLES = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE, KafkaError._TRANSPORT)
+
+# A broker learns of a new topic a moment after the one that was asked to make it.
+_NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
+_NEWS_S = 1.0
+
+# What passes when a broker dies and others take over, or when one comes back.
+_PASSING = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._WAIT_COORD,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+_FIRST_TRY_S = 3.0
+_PAUSE_S = 0.1
+
+_URL_SAFE = str.maketrans("+/", "-_")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,14 +133,14 @@ def fingerprint(offset: int, timestamp_ms: int, key: bytes | None, value: bytes 
 class Log:
     """The source's topics, as Kafka tells of them. Close it, or use it as a context manager."""
 
-    def __init__(self, source: Source, group: str, *, timeout_s: float = 15) -> None:
+    def __init__(self, source: Source, group: str, *, timeout_s: float = 30) -> None:
         self._source = source
         self._group = group
-        self._timeout_s = timeout_s  # of one request; a method makes at most four
+        self._timeout_s = timeout_s  # of one question, however often it has to be asked
         self._brokers = source.shown("brokers")
-        self._troubles: deque[int] = deque(maxlen=100)
+        self._troubles: deque[KafkaError] = deque(maxlen=100)
         troubles = self._troubles  # not self: the admin client ends with its last reference, and it holds this
-        self._settings = _client_settings(source) | {"error_cb": lambda error: troubles.append(error.code())}
+        self._settings = _client_settings(source) | {"error_cb": troubles.append}
         self._admin = _made(AdminClient, self._settings, source)
         self._readers: dict[str, client.Consumer] = {}  # by isolation level
 
@@ -124,6 +156,10 @@ class Log:
         # The admin client has no close of its own.
         self.__dict__.pop("_admin", None)
 
+    def _renew(self) -> None:
+        self.close()
+        self._admin = _made(AdminClient, self._settings, self._source)
+
     # Which partitions there are
 
     def partitions(self) -> dict[TopicPartition, str]:
@@ -134,9 +170,12 @@ class Log:
         """
         pattern = self._source.topics_pattern
         if pattern is None:
-            return self._described(self._source.topics)
-        names = [name for name in self._topic_names() if re.fullmatch(pattern, name)]
-        found = self._described(names, declared=False)
+            return _by_partition(self._declared(self._source.topics))
+        found = _by_partition(
+            topic
+            for topic in self._described(name for name in self._topic_names() if re.fullmatch(pattern, name)).values()
+            if topic is not None and not topic.is_internal
+        )
         if not found:
             raise SourceError(
                 f"no topic at {self._brokers} matches source.topics_pattern = {self._source.shown('topics_pattern')!r}",
@@ -145,32 +184,42 @@ class Log:
         return found
 
     def _topic_names(self) -> list[str]:
-        with self._asking("for the names of all topics"):
-            return sorted(self._admin.list_topics(timeout=self._timeout_s).topics)
+        return sorted(
+            self._ask(
+                "for the names of all topics", lambda timeout_s: self._admin.list_topics(timeout=timeout_s).topics
+            )
+        )
 
-    def _described(self, topics: Iterable[str], *, declared: bool = True) -> dict[TopicPartition, str]:
-        """Partitions with their topic's id. Of topics that only matched: not the missing, not the internal."""
+    def _described(self, topics: Iterable[str]) -> dict[str, TopicDescription | None]:
+        """None for a topic that is not there."""
         names = sorted(set(topics))
         if not names:
             return {}
-        with self._asking(f"for the partitions of {_several(names)}"):
-            asked = self._admin.describe_topics(client.TopicCollection(names), request_timeout=self._timeout_s)
-            answers = self._answers(asked, absent=KafkaError.UNKNOWN_TOPIC_OR_PART)
-        missing = [name for name in names if answers[name] is None]
-        if missing and declared:
-            raise SourceError(
-                f"{'topics' if missing[1:] else 'topic'} {_several(missing)} of source.topics "
-                f"{'are' if missing[1:] else 'is'} not at {self._brokers}",
-                advice="Create what is missing or correct source.topics; topics that the user may not describe are "
-                "hidden from it.",
-            )
-        told = [answer for answer in answers.values() if answer is not None]
-        return {
-            TopicPartition(topic.name, partition.id): str(topic.topic_id)
-            for topic in sorted(told, key=lambda topic: topic.name)
-            if declared or not topic.is_internal
-            for partition in sorted(topic.partitions, key=lambda partition: partition.id)
-        }
+
+        def request(timeout_s: float) -> dict[str, TopicDescription | None]:
+            asked = self._admin.describe_topics(client.TopicCollection(names), request_timeout=timeout_s)
+            return _answers(asked, timeout_s, absent=KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+        return self._ask(f"for the partitions of {_several(names)}", request)
+
+    def _declared(self, topics: Iterable[str]) -> list[TopicDescription]:
+        """Topics that must be there."""
+        names = sorted(set(topics))
+        news_by = time.monotonic() + _NEWS_S
+        while True:
+            answers = self._described(names)
+            missing = [name for name in names if answers[name] is None]
+            if not missing:
+                return [topic for topic in answers.values() if topic is not None]
+            if time.monotonic() > news_by:
+                break
+            time.sleep(_PAUSE_S)
+        raise SourceError(
+            f"{'topics' if missing[1:] else 'topic'} {_several(missing)} of source.topics "
+            f"{'are' if missing[1:] else 'is'} not at {self._brokers}",
+            advice="Create what is missing or correct source.topics. Topics that the pipeline's user may not "
+            "describe are hidden from it.",
+        )
 
     # Where they begin and end
 
@@ -225,10 +274,18 @@ class Log:
         wanted = tuple(partitions)
         if not wanted:
             return {}
-        with self._asking(f"for the {what} of {_several(wanted)}"):
-            specs = {_theirs(partition): spec for partition in wanted}
-            asked = self._admin.list_offsets(specs, isolation_level=isolation, request_timeout=self._timeout_s)
-            return {_ours(theirs): answer.offset for theirs, answer in self._answers(asked).items()}
+        specs = {_theirs(partition): spec for partition in wanted}
+        lowest = 0 if spec in (_EARLIEST, _LATEST) else -1  # -1: no record is so young
+
+        def request(timeout_s: float) -> dict[TopicPartition, int]:
+            asked = self._admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout_s)
+            found = {_ours(theirs): answer.offset for theirs, answer in _answers(asked, timeout_s).items()}
+            # A leader that does not answer in time comes from librdkafka (2.16) as a good answer with a bad offset.
+            if min(found.values()) < lowest:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return found
+
+        return self._ask(f"for the {what} of {_several(wanted)}", request)
 
     # What stands where
 
@@ -238,7 +295,7 @@ class Log:
         A partition that its topic does not have (any more) is an empty log under the topic's present id: a topic
         made again with fewer partitions is then judged like any other that was made again.
         """
-        ids = self._described(partition.topic for partition in entries)
+        ids = _by_partition(self._declared(partition.topic for partition in entries))
         topics = {partition.topic: topic_id for partition, topic_id in ids.items()}
         offsets = self.offsets(partition for partition in entries if partition in ids)
         found = self._fingerprints(entries, offsets)
@@ -283,8 +340,11 @@ class Log:
             message = self._first_records({where: offset}, "read_committed").get(where)
             if message is None or message.offset() != offset:
                 raise SourceError(f"there is no committed record at offset {offset} of {where}")
-            headers = [(name, _bytes(value)) for name, value in message.headers() or ()]
-            found.append(Record(offset, _timestamp_ms(message), _bytes(message.key()), _bytes(message.value()), headers))
+            pairs = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
+            headers = [(name, _bytes(value)) for name, value in pairs]
+            found.append(
+                Record(offset, _timestamp_ms(message), _bytes(message.key()), _bytes(message.value()), headers)
+            )
         return found
 
     def _first_records(
@@ -293,31 +353,11 @@ class Log:
         """The first record at or after each offset; no item where there is none before the end."""
         if not wanted:
             return {}
-        nothing_there = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET)
-        missing, found = set(wanted), {}
-        deadline = time.monotonic() + self._timeout_s
-        with self._asking(f"for records of {_several(wanted)}"):
-            reader = self._reader(isolation)
-            reader.assign([_theirs(partition, offset) for partition, offset in wanted.items()])
-            try:
-                while missing:
-                    message = reader.poll(max(0.0, deadline - time.monotonic()))
-                    if message is None:
-                        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-                    partition = TopicPartition(message.topic() or "", message.partition() or 0)
-                    if partition not in missing:
-                        continue  # more of what was answered already
-                    error = message.error()
-                    if error is None:
-                        found[partition] = message
-                    elif error.code() not in nothing_there:
-                        raise KafkaException(error)
-                    missing.remove(partition)
-                    # What follows is of no use, and must not stand in the way of the others.
-                    reader.incremental_unassign([_theirs(partition)])
-            finally:
-                reader.unassign()
-        return found
+
+        def request(timeout_s: float) -> dict[TopicPartition, client.Message]:
+            return _read(wanted, self._reader(isolation), timeout_s)
+
+        return self._ask(f"for records of {_several(wanted)}", request)
 
     def _reader(self, isolation: str) -> client.Consumer:
         if isolation not in self._readers:
@@ -343,26 +383,33 @@ class Log:
 
         Kafka refuses it while the group has members.
         """
-        if positions:
-            offsets = [_theirs(partition, position) for partition, position in positions.items()]
-            with self._asking(f"to take the positions of {_several(positions)} for group {self._group}"):
-                request = [client.ConsumerGroupTopicPartitions(self._group, offsets)]
-                self._group_answer(self._admin.alter_consumer_group_offsets(request, request_timeout=self._timeout_s))
+        if not positions:
+            return
+        offsets = [_theirs(partition, position) for partition, position in positions.items()]
+        request = [client.ConsumerGroupTopicPartitions(self._group, offsets)]
+        self._ask(
+            f"to take the positions of {_several(positions)} for group {self._group}",
+            lambda timeout_s: self._of_group(
+                self._admin.alter_consumer_group_offsets(request, request_timeout=timeout_s), timeout_s
+            ),
+        )
 
     def told(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group was last told, by us or by anyone. None: nothing."""
         asked = [_theirs(partition) for partition in partitions]
         if not asked:
             return {}
-        with self._asking(f"for the positions of group {self._group}"):
-            request = [client.ConsumerGroupTopicPartitions(self._group, asked)]
-            answer = self._group_answer(
-                self._admin.list_consumer_group_offsets(request, request_timeout=self._timeout_s)
-            )
+        request = [client.ConsumerGroupTopicPartitions(self._group, asked)]
+        answer = self._ask(
+            f"for the positions of group {self._group}",
+            lambda timeout_s: self._of_group(
+                self._admin.list_consumer_group_offsets(request, request_timeout=timeout_s), timeout_s
+            ),
+        )
         return {_ours(theirs): theirs.offset if theirs.offset >= 0 else None for theirs in answer}
 
-    def _group_answer(self, asked: Mapping[str, Future[Any]]) -> list[client.TopicPartition]:
-        answer: list[client.TopicPartition] = self._answers(asked)[self._group].topic_partitions
+    def _of_group(self, asked: Mapping[str, Future[Any]], timeout_s: float) -> list[client.TopicPartition]:
+        answer: list[client.TopicPartition] = _answers(asked, timeout_s)[self._group].topic_partitions
         for partition in answer:
             if partition.error is not None:
                 raise KafkaException(partition.error)
@@ -370,46 +417,111 @@ class Log:
 
     # How it is asked
 
-    def _answers(self, asked: Mapping[Name, Future[Any]], absent: int | None = None) -> dict[Name, Any]:
-        """The answers, None for what Kafka says is absent. Not later than the time-out, whatever librdkafka does:
+    def _ask(self, what: str, request: Callable[[float], Answer]) -> Answer:
+        """The request's answer, or a ``SourceError`` that says what was asked, of whom, and why there is none.
 
-        its list_offsets waits for ever for a cluster that is not there (2.16), its request_timeout notwithstanding.
+        librdkafka's admin client asks one broker, the one it believes in charge, and waits for it to the end of the
+        time-out even when that broker is dead and another has long taken over. So a question is asked in tries of
+        growing length, each with a new client that looks up anew who is in charge.
         """
-        deadline = time.monotonic() + self._timeout_s
-        answers: dict[Name, Any] = {}
-        for name, future in asked.items():
-            try:
-                answers[name] = future.result(max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
-            except KafkaException as error:
-                if error.args[0].code() != absent:
-                    raise
-                answers[name] = None
-        return answers
-
-    @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
-        """Turns what Kafka's client raises within into a ``SourceError`` that says what was asked."""
+        started = time.monotonic()
+        try_s = _FIRST_TRY_S
         self._admin.poll(0)  # lets the connections complain of the past, to nobody
         self._troubles.clear()
-        try:
-            yield
-        except KafkaException as error:
+        while True:
+            try:
+                return request(max(0.1, min(try_s, started + self._timeout_s - time.monotonic())))
+            except KafkaException as error:
+                code = error.args[0].code()
             self._admin.poll(0)
-            raise self._failure(what, error.args[0].code()) from error
+            patience_s = self._timeout_s if code in _PASSING else _NEWS_S if code in _NOT_THERE else 0
+            if time.monotonic() - started + _PAUSE_S >= patience_s:
+                raise self._failure(what, code)
+            time.sleep(_PAUSE_S)
+            self._renew()
+            try_s *= 2
 
     def _failure(self, what: str, code: int) -> SourceError:
-        trouble = next((trouble for trouble in _TROUBLES if trouble in self._troubles), code)
-        reason = _reason(code)
-        if code == KafkaError._TIMED_OUT:
-            reason = f"no answer within {self._timeout_s:g} s"
-        if trouble != code:
-            reason += f" ({_reason(trouble)})"
+        reason = KafkaError(code).str()
+        if code in _PASSING:
+            said = "" if code == KafkaError._TIMED_OUT else f": {reason}"
+            reason = f"no answer within {self._timeout_s:g} s{said}"
+        troubles = sorted(
+            (trouble for trouble in self._troubles if trouble.code() in _TROUBLES),
+            key=lambda trouble: _TROUBLES.index(trouble.code()),
+        )
+        if troubles:
+            words = re.sub(r" \(after \d+ms in state \w+.*\)$", "", troubles[0].str())
+            reason += f" ({_without(self._hidden(), words)})"
         return SourceError(
             f"Kafka at {self._brokers} was asked {what}: {reason}",
-            advice=_ADVICE.get(code) or _ADVICE.get(trouble) or _CHECK_BROKERS,
+            advice=_ADVICE.get(code) or (_ADVICE.get(troubles[0].code()) if troubles else None) or _CHECK_BROKERS,
         )
+
+    def _hidden(self) -> list[str]:
+        """What no message may show."""
+        hidden = list(revealed(self._source.kafka).values())
+        if self._brokers != self._source.brokers:
+            for broker in self._source.brokers.split(","):
+                hidden += [broker, broker.rpartition(":")[0]]
+        return hidden
+
+
+def _read(
+    wanted: Mapping[TopicPartition, int], reader: client.Consumer, timeout_s: float
+) -> dict[TopicPartition, client.Message]:
+    """The first record at or after each offset; no item where there is none before the end."""
+    nothing_there = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET)
+    missing = set(wanted)
+    found: dict[TopicPartition, client.Message] = {}
+    deadline = time.monotonic() + timeout_s
+    reader.assign([_theirs(partition, offset) for partition, offset in wanted.items()])
+    try:
+        while missing:
+            message = reader.poll(max(0.0, deadline - time.monotonic()))
+            if message is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            partition = TopicPartition(message.topic() or "", message.partition() or 0)
+            if partition not in missing:
+                continue  # more of what was answered already
+            error = message.error()
+            if error is None:
+                found[partition] = message
+            elif error.code() not in nothing_there:
+                raise KafkaException(error)
+            missing.remove(partition)
+            # What follows is of no use, and must not stand in the way of the others.
+            reader.incremental_unassign([_theirs(partition)])
+    finally:
+        reader.unassign()
+    return found
+
+
+def _answers(asked: Mapping[Name, Future[Any]], timeout_s: float, absent: int | None = None) -> dict[Name, Any]:
+    """The answers, None for what Kafka says is absent."""
+    # Not left to request_timeout: librdkafka's list_offsets (2.16) waits for ever for a cluster that is not there.
+    deadline = time.monotonic() + timeout_s
+    answers: dict[Name, Any] = {}
+    for name, future in asked.items():
+        try:
+            answers[name] = future.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+        except KafkaException as error:
+            if error.args[0].code() != absent:
+                raise
+            answers[name] = None
+    return answers
+
+
+def _by_partition(topics: Iterable[TopicDescription]) -> dict[TopicPartition, str]:
+    """Each partition -> its topic's id, in order."""
+    return {
+        # In the letters that Kafka's own tools print; librdkafka uses two others.
+        TopicPartition(topic.name, partition.id): str(topic.topic_id).translate(_URL_SAFE)
+        for topic in sorted(topics, key=lambda topic: topic.name)
+        for partition in sorted(topic.partitions, key=lambda partition: partition.id)
+    }
 
 
 def _client_settings(source: Source) -> dict[str, Any]:
@@ -434,7 +546,7 @@ def _made(kind: type[Client], settings: dict[str, Any], source: Source) -> Clien
         keys = [f"source.kafka.{name}" for name in _culprits(given, text)] or ["source.kafka"]
         # Not "from error": librdkafka quotes values.
         raise ConfigError(
-            f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {_without_values(text, given.values())}",
+            f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {_without(given.values(), text)}",
             advice="Client settings are spelled as librdkafka spells them; some of Java's are not among them.",
         ) from None
 
@@ -458,17 +570,13 @@ def _complains(name: str, value: str, text: str) -> bool:
     return False
 
 
-def _without_values(text: str, values: Iterable[str]) -> str:
+def _without(values: Iterable[str], text: str) -> str:
     """The text with every value, and every word that stands in one, struck out."""
     known = sorted(filter(None, values), key=len, reverse=True)
     for value in known:
         text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
     hide = re.compile(r"[^\s\"'`:,=]{3,}")
     return hide.sub(lambda word: "***" if any(word[0] in value for value in known) else word[0], text)
-
-
-def _reason(code: int) -> str:
-    return KafkaError(code).str()
 
 
 def _timestamp_ms(record: client.Message) -> int:
