@@ -163,7 +163,7 @@ def test_a_missing_topic_is_named_and_not_made(
     cluster: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]
 ) -> None:
     missing = f"missing-{uuid4().hex}"
-    with pytest.raises(SourceError, match=f"topic {missing} of source.topics is not at {cluster.bootstrap}") as caught:
+    with pytest.raises(SourceError, match=f"topic {missing} is not at {cluster.bootstrap}") as caught:
         open_log(make_topic(), missing).partitions()
     assert "Create" in caught.value.advice
     assert missing not in metadata.admin(cluster.bootstrap).list_topics(timeout=30).topics

@@ -215,7 +215,7 @@ class Log:
                 break
             time.sleep(_PAUSE_S)
         raise SourceError(
-            f"{'topics' if missing[1:] else 'topic'} {_several(missing)} of source.topics "
+            f"{'topics' if missing[1:] else 'topic'} {_several(missing)} "
             f"{'are' if missing[1:] else 'is'} not at {self._brokers}",
             advice="Create what is missing or correct source.topics. Topics that the pipeline's user may not "
             "describe are hidden from it.",
