@@ -4,7 +4,7 @@ BIN := .venv/bin
 # uv is pinned where everything else is.
 UV := $(shell sed -nE "s/^(uv==[0-9.]+).*/\1/p" requirements.lock)
 
-.PHONY: help setup test lint format lock docs up down clean
+.PHONY: help setup test lint format lock docs up down clean demo
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ lock: setup ## Refresh requirements.lock and the jar lock to the newest versions
 
 docs: setup ## Rewrite the generated parts of docs/ from the code's own tables
 	$(BIN)/python docs/generate.py
+
+demo: setup ## A pipeline killed again and again, then audited: make demo GUARANTEE=at-least-once
+	$(BIN)/avow demo $(if $(GUARANTEE),--guarantee $(GUARANTEE))
 
 up: setup ## Start the local cluster: three Kafka nodes and PostgreSQL
 	$(BIN)/avow up

@@ -18,11 +18,13 @@ COMMANDS = {
         "up": ("local", "Start the local cluster: three Kafka nodes and PostgreSQL."),
         "down": ("local", "Stop it. The data stays."),
         "status": ("local", "Addresses, pids, leaders, in-sync replicas, disk use."),
+        "demo": ("demo", "A minute and a half: a pipeline killed again and again, then audited."),
         "doctor": ("doctor", "Check that this machine has what avow needs."),
     },
     "Pipelines": {
         "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
         "run": ("run", "Move records from Kafka into the sink, under the declared guarantee."),
+        "audit": ("audit", "Check the sink against the topic, offset by offset: held, broken or unknown."),
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
     },
 }

@@ -1,0 +1,261 @@
+"""``avow demo``: the promise, shown. A real cluster, real records, a pipeline killed with kill -9, and the audit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import psutil
+import psycopg
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.cimpl import NewTopic
+from rich.console import Console
+
+from avow.engines.failpoints import VARIABLE as FAILPOINT
+from avow.errors import LocalError, SourceError
+from avow.guarantee import Guarantee
+from avow.kafka import metadata
+from avow.local.cluster import Cluster
+
+FOLDER = Path(".avow/demo")
+TOPIC, PARTITIONS = "payments", 4
+BAD_EVERY = 20_011  # a few bad records among the good
+# Where the pipeline is killed, as shares of the records; the last stretch drains.
+KILLS = (0.15, 0.4, 0.65)
+WAIT_S = 120
+
+PIPELINE = """\
+# Made by `avow demo`. Every key: docs/PIPELINE.md
+name      = "payments"
+guarantee = "{guarantee}"
+
+[source]
+brokers = "{brokers}"
+topics  = ["payments"]
+
+[decode]
+format = "json"
+schema = "id long not null, account string not null, amount double, at timestamp, note string"
+
+[sink]
+kind  = "postgres"
+url   = "${{env:DATABASE_URL}}"
+table = "payments"
+
+[batch]
+max_records = {batch}
+"""
+
+# The step after which the first kill falls: between the two acts, where the weaker words show what they permit.
+BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "after-write"}
+
+
+@click.command(epilog="Ends with the audit's exit code: 0 held, 1 broken, 2 unknown.")
+@click.option(
+    "--guarantee",
+    type=click.Choice([str(word) for word in Guarantee]),
+    default=str(Guarantee.EXACTLY_ONCE),
+    show_default=True,
+    help="at-most-once and at-least-once show what they permit really happening.",
+)
+@click.option("--records", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many payments.")
+@click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, to look around.")
+def demo(guarantee: str, records: int, keep: bool) -> None:
+    """About a minute and a half: a pipeline is killed three times with kill -9, a broker once, and nothing is lost.
+
+    Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into PostgreSQL while
+    killing things, and audits every offset. Nothing is needed but this command.
+    """
+    show = Show(time.monotonic())
+    cluster = Cluster(FOLDER)
+    if cluster.exists and any(part.process() for part in cluster.parts()):
+        raise LocalError(
+            f"a demo's cluster is still up in {FOLDER}",
+            advice=f"Look around, then `avow down --dir {FOLDER}`, and start the demo again.",
+        )
+    # A polite kill must still take the cluster down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        code = _play(Stage(cluster, Guarantee(guarantee), records, show))
+        if keep:
+            show.look_around(cluster)
+    finally:
+        if not keep and cluster.exists:
+            cluster.down()
+            shutil.rmtree(FOLDER, ignore_errors=True)
+    raise SystemExit(code)
+
+
+class Show:
+    """Lines for a person, each with the time it took to get there."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        self._console.print(f"[dim]{time.monotonic() - self._started:5.1f} s[/]  {text}")
+
+    def rule(self, title: str) -> None:
+        self._console.rule(f"[bold]{title}[/]", align="left")
+
+    def look_around(self, cluster: Cluster) -> None:
+        self.rule("the cluster is still up")
+        for line in (
+            f"export DATABASE_URL={cluster.postgres_url}",
+            f"avow status --dir {FOLDER}",
+            f"avow dead-letters list {FOLDER}/payments.toml",
+            f"avow audit {FOLDER}/payments.toml",
+            'psql $DATABASE_URL -c "SELECT * FROM avow.ledger"',
+            f"kcat -b {cluster.bootstrap} -C -t {TOPIC} -c 5",
+            f"avow down --dir {FOLDER}",
+        ):
+            self._console.print(f"  {line}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    cluster: Cluster
+    guarantee: Guarantee
+    records: int
+    show: Show
+
+    @property
+    def file(self) -> Path:
+        return FOLDER / "payments.toml"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "DATABASE_URL": self.cluster.postgres_url or ""}
+
+    def rows(self) -> int:
+        """How many rows the table has. It may not be there yet, and the database answers even while avow does not."""
+        assert self.cluster.postgres_url
+        with psycopg.connect(self.cluster.postgres_url, autocommit=True) as connection:
+            try:
+                found = connection.execute("SELECT count(*) FROM payments").fetchone()
+            except psycopg.errors.UndefinedTable:
+                return 0
+        assert found
+        return int(found[0])
+
+
+def _play(stage: Stage) -> int:
+    show, cluster = stage.show, stage.cluster
+    show.rule(f"{stage.guarantee}: {stage.guarantee.meaning}")
+    cluster.up(fresh=True)
+    show.line(f"up: three Kafka nodes (replication factor 3, two in sync needed) and PostgreSQL in {FOLDER}")
+    bad = _produce(stage)
+    show.line(f"produced {stage.records:,} payments into {TOPIC}, {PARTITIONS} partitions; {bad} of them are bad")
+    batch = max(200, stage.records // 12)
+    stage.file.write_text(PIPELINE.format(guarantee=stage.guarantee, brokers=cluster.bootstrap, batch=batch))
+    for number, share in enumerate(KILLS):
+        _run_and_kill(stage, int(stage.records * share), first=number == 0)
+        if number == 1:
+            cluster.part("broker-2").kill()
+            show.line("[red]kill -9[/] broker-2; two of three replicas are left")
+    _drain(stage)
+    cluster.up()
+    show.line("broker-2 is back")
+    show.rule("every offset, audited")
+    return subprocess.run(
+        [sys.executable, "-m", "avow", "audit", str(stage.file)], env=stage.env, check=False
+    ).returncode
+
+
+def _produce(stage: Stage) -> int:
+    client = metadata.admin(stage.cluster.bootstrap)
+    client.create_topics([NewTopic(TOPIC, PARTITIONS)], operation_timeout=30)[TOPIC].result()
+    producer = Producer(
+        {"bootstrap.servers": stage.cluster.bootstrap, "linger.ms": 50, "enable.idempotence": True},
+        logger=metadata.QUIET,
+    )
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    bad = 0
+    for number, value in enumerate(_payments(stage.records)):
+        bad += not value.endswith(b"}")
+        while True:
+            try:
+                producer.produce(TOPIC, value, key=b"acc-%04d" % (number % 1_000), on_delivery=delivered)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    left = producer.flush(60)
+    if left or failed:
+        raise SourceError(f"{left + len(failed)} payments were not acknowledged")
+    return bad
+
+
+def _payments(count: int) -> Iterator[bytes]:
+    for n in range(count):
+        good = (
+            b'{"id":%d,"account":"acc-%04d","amount":%d.%02d,"at":"2026-01-%02dT%02d:00:00Z","note":"payment %d"}'
+            % (*(n, n % 1_000, n % 977, n % 100, n % 28 + 1, n % 24, n),)
+        )
+        yield good[:-7] if n % BAD_EVERY == BAD_EVERY - 1 else good
+
+
+def _run_and_kill(stage: Stage, target: int, *, first: bool) -> None:
+    """Run until the table has ``target`` rows, then kill -9 the driver, its JVM and its Python workers."""
+    env = stage.env
+    between = BETWEEN.get(stage.guarantee) if first else None
+    if between:
+        env[FAILPOINT] = f"{between}:1:run:{FOLDER.absolute()}"
+    child = _start(stage, env)
+    deadline = time.monotonic() + WAIT_S
+    while child.poll() is None and (between or stage.rows() < target):
+        if time.monotonic() > deadline:
+            raise LocalError(f"the pipeline does not get to {target:,} rows", advice=f"Its log: {FOLDER}/run.log")
+        time.sleep(0.05)
+    if between:
+        acts = "the claim and before the write" if between == "after-claim" else "the write and before the claim"
+        child.wait()
+        stage.show.line(f"[red]kill -9[/] exactly after {acts}, at {stage.rows():,} rows")
+        return
+    _kill(child)
+    stage.show.line(f"[red]kill -9[/] the driver, its JVM and its workers, at {stage.rows():,} rows")
+
+
+def _start(stage: Stage, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (FOLDER / "run.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "avow", "run", str(stage.file), "--once"],
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+        )
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is not None:
+        return
+    family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    for process in family:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    child.wait()
+
+
+def _drain(stage: Stage) -> None:
+    child = _start(stage, stage.env)
+    code = child.wait()
+    if code:
+        raise LocalError(f"the pipeline ended with {code}", advice=f"Its log: {FOLDER}/run.log")
+    stage.show.line(f"started once more and drained: {stage.rows():,} rows")
