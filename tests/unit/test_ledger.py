@@ -122,7 +122,7 @@ def test_a_claim_compares_the_position(done: OffsetRange) -> None:
 
 
 def test_a_claim_is_fenced_by_the_run() -> None:
-    with pytest.raises(Superseded, match="superseded by run 3: run 2 may no longer claim") as caught:
+    with pytest.raises(Superseded, match="superseded by run 3: run 2 may no longer write or claim") as caught:
         claim(ENTRY, span(100, 120), run=2)
     assert "Stop one of the two" in caught.value.advice
 

@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import threading
@@ -462,11 +463,20 @@ def _write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.Re
 
 def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.RecordBatch:
     """Deliver one range. A named stop is told and not raised: Spark would try again what must not be tried again."""
-    told: list[str | None] = [None, None, None]
+    # From bytes and not from Python values: those would import pandas, half a second for a worker's first task.
+    columns = [_text(where.topic), pa.Array.from_buffers(pa.int32(), 1, [None, _bytes(where.partition)])]
     try:
         deliver(prepare, work.ranges[where], work, PostgresTask(work.pipeline, work.run))
+        told = [pa.nulls(1, pa.string())] * 3
     except tuple(STOPS.values()) as stop:
-        told = [type(stop).__name__, str(stop), stop.advice]
-    row = [where.topic, where.partition, *told]
-    arrays = [pa.array([value], field.type) for value, field in zip(row, _REPORT, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_REPORT)
+        told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice)]
+    return pa.RecordBatch.from_arrays([*columns, *told], schema=_REPORT)
+
+
+def _text(value: str) -> pa.Array:
+    data = value.encode()
+    return pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, len(data))), pa.py_buffer(data))
+
+
+def _bytes(value: int) -> pa.Buffer:
+    return pa.py_buffer(struct.pack("<i", value))
