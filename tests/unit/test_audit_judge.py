@@ -87,7 +87,7 @@ def test_claimed_beyond_what_is_committed() -> None:
 def test_an_open_transaction_is_a_note() -> None:
     examined = look(known(60, (0, 60)), readable_until=60)
     assert found(examined) == []
-    assert "a transaction is open at offset 60; 40 offsets" in examined.notes[0]
+    assert "a transaction is open at offset 60, and 40 offsets" in examined.notes[0]
 
 
 def test_retention_behind_the_position_leaves_less_to_check() -> None:

@@ -51,15 +51,11 @@ def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = 
         with table.Reading(pipeline.sink) as reading, Log(pipeline.source, pipeline.name) as log:
             return _Audit(pipeline, session, tell, reading, log).report()
     except (SourceError, SinkError) as error:
-        return _unknown(pipeline, str(error), error.advice)
+        return unknown(pipeline, str(error), error.advice)
     except PySparkException as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = f"Spark could not read it all: {lines[-1][:300] if lines else type(error).__name__}"
-        return _unknown(pipeline, reason, "Audit again when the cause is mended.")
-
-
-def _unknown(pipeline: Pipeline, reason: str, advice: str) -> Report:
-    return unknown(pipeline.name, pipeline.guarantee, pipeline.sink.mode, reason, advice)
+        return unknown(pipeline, reason, "Audit again when the cause is mended.")
 
 
 @dataclass(slots=True)
@@ -91,34 +87,27 @@ class _Audit:
         self._tell("reading the ledger")
         known = table.known(self._reading, pipeline) if table.has_ledger(self._reading) else {}
         if not known:
-            return _unknown(pipeline, f"{pipeline.name} has never run into this database", "Run it, then audit it.")
+            return unknown(pipeline, f"{pipeline.name} has never run into this database", "Run it, then audit it.")
         state = self._examined(known)
         job = self._job(state)
         self._compare(job, state)
         self._tell_phantoms_apart(state)
         partitions = tuple(self._audited(where, state) for where in state.examined)
         state.findings += self._miscounts(job, partitions, state)
-        return summed_up(
-            pipeline.name,
-            pipeline.guarantee,
-            pipeline.sink.mode,
-            partitions,
-            tuple(state.findings),
-            tuple(_notes(partitions, state)),
-            state.shared.count,
-            time.monotonic() - started,
-        )
+        notes = _notes(partitions, state)
+        return summed_up(pipeline, partitions, state.findings, notes, state.shared.count, time.monotonic() - started)
 
     def _examined(self, known: dict[TopicPartition, Known]) -> _State:
         """Every partition that Kafka, the ledger or the table knows, and what of it can be compared."""
         self._tell("asking Kafka where the topics end")
         there = self._log.partitions()
-        wanted = {where: known[where].entry if where in known else None for where in {*there, *known}}
-        views = self._log.view(wanted)
-        ends = self._log.stable_ends(there.keys() & wanted.keys())
+        topics = {where.topic for where in there}
+        # A topic that the pipeline does not read any more, though the ledger knows it, may not even be there.
+        wanted = {*there, *(where for where in known if where.topic in topics)}
+        views = self._log.view({where: known[where].entry if where in known else None for where in wanted})
+        ends = self._log.stable_ends(there)
         self._tell("counting rows")
         rows = table.row_counts(self._reading, self._pipeline.sink)
-        topics = {where.topic for where in views}
         for where in rows:
             if where.topic in topics and where not in views:  # rows of a partition that there is not
                 views[where] = LogView(where.topic, where.partition, "", 0, 0)
@@ -253,7 +242,7 @@ def _notes(partitions: tuple[Audited, ...], state: _State) -> Iterator[str]:
     topics = {audited.topic for audited in partitions}
     others = sum(count for where, count in state.rows.items() if where.topic not in topics)
     if others:
-        yield f"{others:,} rows are of other topics: not of this pipeline, and not audited."
+        yield f"{others:,} rows are of topics that this pipeline does not read (any more), so they were not audited."
     if state.shared.count:
         yield (
             f"{state.shared.count:,} keys are in more than one partition, where there is no order between their "

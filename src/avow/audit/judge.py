@@ -62,8 +62,8 @@ def examine(known: Known | None, log: LogView, readable_until: int, *, skip_lost
     notes = []
     if readable_until < log.end:
         notes.append(
-            f"{where}: a transaction is open at offset {readable_until}; {log.end - readable_until} offsets from there "
-            "on are not committed. If it stays so, it hangs (kafka-transactions.sh finds and aborts it)."
+            f"{where}: a transaction is open at offset {readable_until}, and {log.end - readable_until} offsets from "
+            "there on wait for its end. If it stays, it is a hanging-transaction: kafka-transactions.sh can abort it."
         )
     if known is None:
         # Rows of a partition that nobody claimed are all beyond its position.

@@ -6,6 +6,7 @@ verdict) and ``avow.cli.audit`` (which prints it).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from avow.audit.findings import Finding, Kind, permits
 from avow.audit.judge import Verdict, verdict
 from avow.guarantee import Guarantee
 from avow.ledger import NOTHING, Counts
-from avow.settings import Mode
+from avow.settings import Mode, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +65,36 @@ class Report:
         return {**asdict(self), "findings": findings, "tally": asdict(self.tally), "counts": asdict(self.counts)}
 
 
-def unknown(pipeline: str, guarantee: Guarantee, mode: Mode, reason: str, advice: str) -> Report:
+def unknown(pipeline: Pipeline, reason: str, advice: str) -> Report:
     """Nothing could be audited."""
-    return Report(pipeline, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice)
+    name, guarantee, mode = pipeline.name, pipeline.guarantee, pipeline.sink.mode
+    return Report(name, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice)
 
 
 def summed_up(
-    pipeline: str,
-    guarantee: Guarantee,
-    mode: Mode,
+    pipeline: Pipeline,
     partitions: tuple[Audited, ...],
-    findings: tuple[Finding, ...],
-    notes: tuple[str, ...],
+    findings: Iterable[Finding],
+    notes: Iterable[str],
     shared_keys: int,
     seconds: float,
 ) -> Report:
+    guarantee = pipeline.guarantee
     records = sum(audited.tally.read for audited in partitions)
-    reached = verdict(guarantee, findings, records)
     ordered = tuple(sorted(findings, key=lambda f: (list(Kind).index(f.kind), f.topic, f.partition)))
-    sentence, advice = _sentence(guarantee, reached, ordered, records), _advice(guarantee, reached, ordered)
+    reached = verdict(guarantee, ordered, records)
     return Report(
-        pipeline, guarantee, mode, reached, sentence, advice, partitions, ordered, notes, shared_keys, seconds
+        pipeline=pipeline.name,
+        guarantee=guarantee,
+        mode=pipeline.sink.mode,
+        verdict=reached,
+        sentence=_sentence(guarantee, reached, ordered, records),
+        advice=_advice(guarantee, reached, ordered),
+        partitions=partitions,
+        findings=ordered,
+        notes=tuple(notes),
+        shared_keys=shared_keys,
+        seconds=seconds,
     )
 
 
@@ -102,7 +112,7 @@ def _sentence(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, .
             return f"held: {records:,} records, and each is where {guarantee} promises it."
 
 
-def _listed(findings: Any) -> str:
+def _listed(findings: Iterable[Finding]) -> str:
     counts: dict[Kind, int] = {}
     for finding in findings:
         counts[finding.kind] = counts.get(finding.kind, 0) + finding.count
