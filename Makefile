@@ -4,7 +4,7 @@ BIN := .venv/bin
 # uv is pinned where everything else is.
 UV := $(shell sed -nE "s/^(uv==[0-9.]+).*/\1/p" requirements.lock)
 
-.PHONY: help setup test lint format lock docs up down clean demo
+.PHONY: help setup test lint format lock docs bench up down clean demo
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ docs: setup ## Rewrite the generated parts of docs/ from the code's own tables
 
 demo: setup ## A pipeline killed again and again, then audited: make demo GUARANTEE=at-least-once
 	$(BIN)/avow demo $(if $(GUARANTEE),--guarantee $(GUARANTEE))
+
+bench: setup ## avow against Spark's JDBC writer and a plain consumer, side by side: make bench N=2000000
+	$(BIN)/python -m bench.postgres $(if $(N),--records $(N))
 
 up: setup ## Start the local cluster: three Kafka nodes and PostgreSQL
 	$(BIN)/avow up

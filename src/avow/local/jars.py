@@ -1,14 +1,15 @@
 """Jars by Maven coordinates: pinned in ``jars.lock``, fetched with jgo, verified before every use.
 
 The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker
-runs on, ``spark`` is what Spark needs to read Kafka. Jars live in Maven's local repository, so what Maven or
-another tool has fetched is used as it is; nothing is asked of the network for a jar that is there and right.
-A jar that is there and wrong (cut short, altered) is fetched again.
+runs on, ``spark`` is what Spark needs to read Kafka, ``bench`` is what only the bench wants. Jars live in Maven's
+local repository, so what Maven or another tool has fetched is used as it is; nothing is asked of the network for a
+jar that is there and right. A jar that is there and wrong (cut short, altered) is fetched again.
 
 Settings, all from the environment: ``M2_REPO`` moves the folder (Maven's own habit), ``AVOW_MAVEN_MIRROR``
 names another repository to fetch from. No address is written here: the default is jgo's.
 
-``python -m avow.local.jars fetch [SET ...]`` brings the jars; ``... lock`` resolves the sets anew.
+``python -m avow.local.jars fetch [SET ...]`` brings the jars (without a name: ``kafka`` and ``spark``);
+``... lock`` resolves the sets anew.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ ROOTS = {
     ),
 }
 RESOLVED_FURTHER = {"kafka"}
+# Nothing that avow does needs these, so they are fetched only when they are asked for by name.
+ON_REQUEST = {
+    "bench": ("org.postgresql:postgresql:42.7.14",),  # what Spark's own JDBC writer needs
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +193,9 @@ def reach_registry() -> None:
 
 
 def write_lock() -> None:
-    """Resolve ``ROOTS`` anew and write the lock."""
+    """Resolve ``ROOTS`` and ``ON_REQUEST`` anew and write the lock."""
     lines = ["# Written by `python -m avow.local.jars lock` (make lock). Do not edit.", ""]
-    for name, roots in ROOTS.items():
+    for name, roots in (ROOTS | ON_REQUEST).items():
         lines += [f"[{name}]", "jars = ["]
         for coordinate in _with_dependencies(roots) if name in RESOLVED_FURTHER else roots:
             path = _resolve(_context(repository()), coordinate)
@@ -210,14 +215,14 @@ def _with_dependencies(roots: tuple[str, ...]) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     match arguments:
-        case ["fetch", *names] if set(names) <= set(ROOTS):
+        case ["fetch", *names] if set(names) <= ROOTS.keys() | ON_REQUEST.keys():
             for name in names or ROOTS:
                 print(f"{name}: {len(classpath(name))} jars, verified")
         case ["lock"]:
             write_lock()
             print(f"wrote {LOCK}")
         case _:
-            sys.exit(f"usage: python -m avow.local.jars fetch [{' '.join(ROOTS)}] | lock")
+            sys.exit(f"usage: python -m avow.local.jars fetch [{' '.join(ROOTS | ON_REQUEST)}] | lock")
 
 
 if __name__ == "__main__":
