@@ -93,9 +93,9 @@ class _StopAsked(Exception):
     """Raised into Spark to end the query between two batches."""
 
 
-def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool) -> SparkSession:
-    """A session with the user's settings over ours. ``short``: a run that ends soon wants to start soon."""
-    given = {f"spark.{key}": value for key, value in revealed(pipeline.spark).items()}
+def spark_settings(pipeline: Pipeline, jars: list[Path], *, short: bool) -> dict[str, str]:
+    """The user's settings over ours. ``short``: a run that ends soon wants to start soon."""
+    given = revealed(pipeline.spark)
     master = given.get("spark.master", f"local[{max(2, os.cpu_count() or 2)},4]")
     settings = {
         "spark.master": master,
@@ -115,11 +115,14 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool) -> Spark
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.driver.extraJavaOptions"] = java_options(short=short)
-    settings |= given
+    return settings | given
+
+
+def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool) -> SparkSession:
     # The workers must run this very Python, with this very package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
-    for key, value in settings.items():
+    for key, value in spark_settings(pipeline, jars, short=short).items():
         builder = builder.config(key, value)
     log = Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
     try:
