@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -53,9 +54,16 @@ def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = 
     except (SourceError, SinkError) as error:
         return unknown(pipeline, str(error), error.advice)
     except PySparkException as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"Spark could not read it all: {lines[-1][:300] if lines else type(error).__name__}"
-        return unknown(pipeline, reason, "Audit again when the cause is mended.")
+        return unknown(pipeline, f"Spark could not read it all: {_cause(error)}", "Audit again when that is mended.")
+
+
+def _cause(error: PySparkException) -> str:
+    """What happened, without the way there: after the last line of a task's traceback, or else the first line."""
+    lines = [line for line in str(error).split("JVM stacktrace:")[0].splitlines() if line.strip()]
+    if not any(line.startswith("Traceback") for line in lines):
+        return lines[0].strip()[:300] if lines else type(error).__name__
+    said = [*takewhile(lambda line: not line.startswith(" "), reversed(lines))]
+    return " ".join(reversed(said)).partition(": ")[2][:300]
 
 
 @dataclass(slots=True)

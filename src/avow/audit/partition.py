@@ -84,16 +84,16 @@ def compare_partition(
         else:
             comparison.unchecked(table.rows_below(reading, pipeline.sink, where, start))
         there = table.Ordered(reading, pipeline.sink, where, job.columns, start)
-        side = _Side(job, scope, comparison, letters)
-        yield from side.below(there.take(scope.start))
+        walk = _Walk(job, scope, comparison, letters)
+        yield from walk.below(there.take(scope.start))
         for part in _parts(prepared, job, scope):
-            yield from side.window(part, there.take(part.until))
-        yield from side.beyond(there.rest())
+            yield from walk.window(part, there.take(part.until))
+        yield from walk.beyond(there.rest())
     yield comparison.result()
 
 
-class _Side:
-    """Takes both sides through the comparison, and gives the keys that it sees."""
+class _Walk:
+    """Walks along both sides, and gives the keys that it sees."""
 
     def __init__(self, job: Job, scope: Scope, comparison: Comparison, letters: Offsets) -> None:
         self._job = job
@@ -103,32 +103,35 @@ class _Side:
         self._offset = job.work.pipeline.sink.lineage[2]
         self._begin = scope.start
 
-    def below(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._comparison.unchecked(sum(batch.num_rows for batch in rows))
+    def below(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows before the first window: there is nothing to compare them with."""
         for batch in rows:
+            self._comparison.unchecked(batch.num_rows)
             yield from self._keys(batch, there=True)
 
-    def window(self, part: _Part, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        there = pa.Table.from_batches(rows).combine_chunks().to_batches()[0] if rows else None
+    def window(self, part: _Part, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         letters = self._letters_until(part.until)
-        due = part.rows
-        if due is None or not due.num_rows:
-            due = there.slice(0, 0) if there is not None else None
+        due, there = part.rows, _one([*rows])
+        if due is None and there is not None:
+            due = there.slice(0, 0)
         if due is None:
             self._comparison.rows(part.until, NO_ROWS, NO_ROWS, letters)
         else:
             there = there if there is not None else due.slice(0, 0)
-            window = Window(due.select(self._job.columns), there, self._offset, self._job.json_columns)
-            for change in window.changed(self._comparison.rows(part.until, *window.rows(), letters)):
-                self._comparison.changed(change.kind, change.offsets, change.columns)
-            yield from self._keys(self._alive(due, letters))
+            self._compare(part.until, due.select(self._job.columns), there, letters)
+            yield from self._keys(_without(due, letters, self._offset))
             yield from self._keys(there, there=True)
         deletes = NONE
         if part.deletes is not None and part.deletes.num_rows:
             deletes = part.deletes.column(self._offset).to_numpy()
-            yield from self._keys(self._alive(part.deletes, self._letters), deletes=True)
+            yield from self._keys(_without(part.deletes, self._letters, self._offset), deletes=True)
         if part.visible is not None:
             self._comparison.records(part.until, part.visible, part.dead, deletes)
+
+    def _compare(self, until: int, due: pa.RecordBatch, there: pa.RecordBatch, letters: Offsets) -> None:
+        window = Window(due, there, self._offset, self._job.json_columns)
+        for change in window.changed(self._comparison.rows(until, *window.rows(), letters)):
+            self._comparison.changed(change.kind, change.offsets, change.columns)
 
     def beyond(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows past the last window: not claimed, or not committed, or not there to compare with."""
@@ -145,12 +148,6 @@ class _Side:
         self._begin = until
         return self._letters[within]
 
-    def _alive(self, rows: pa.RecordBatch, letters: Offsets) -> pa.RecordBatch:
-        """Without the records that the sink refused: they never stood under their key."""
-        if not len(letters):
-            return rows
-        return rows.filter(pc.invert(pc.is_in(rows.column(self._offset), value_set=pa.array(letters))))
-
     def _keys(self, rows: pa.RecordBatch, *, deletes: bool = False, there: bool = False) -> Iterator[pa.RecordBatch]:
         if not self._job.key_types or not rows.num_rows:
             return
@@ -165,6 +162,13 @@ class _Side:
             ],
             schema=self._job.key_schema,
         )
+
+
+def _without(rows: pa.RecordBatch, letters: Offsets, offset: str) -> pa.RecordBatch:
+    """Rows without those that the sink refused: they never stood under their key."""
+    if not len(letters):
+        return rows
+    return rows.filter(pc.invert(pc.is_in(rows.column(offset), value_set=pa.array(letters))))
 
 
 def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:

@@ -137,17 +137,15 @@ class Ordered:
         )
         self._ahead: pa.RecordBatch | None = None  # read, and not handed out yet
 
-    def take(self, until: int) -> list[pa.RecordBatch]:
-        """The next rows, up to this offset."""
-        taken = []
-        while (batch := self._ahead or next(self._batches, None)) is not None:
-            offsets = batch.column(self._offset).to_numpy()
-            cut = int(np.searchsorted(offsets, until))
-            taken.append(batch.slice(0, cut))
+    def take(self, until: int) -> Iterator[pa.RecordBatch]:
+        """The next rows, up to this offset. To be read to its end before anything else is taken."""
+        while (batch := self._ahead if self._ahead is not None else next(self._batches, None)) is not None:
+            cut = int(np.searchsorted(batch.column(self._offset).to_numpy(), until))
             self._ahead = batch.slice(cut) if cut < batch.num_rows else None
+            if cut:
+                yield batch.slice(0, cut)
             if self._ahead is not None:
                 break
-        return [batch for batch in taken if batch.num_rows]
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """All rows that are left."""
