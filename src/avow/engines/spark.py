@@ -192,21 +192,25 @@ class Run:
     def _attempts(self, spark: SparkSession) -> None:
         failures = 0
         while not self._stop.is_set():
-            attempt = _Attempt(self._pipeline, spark, self._stop, self._batch_running, self._observer, once=self._once)
+            progressed = False
             try:
-                attempt.execute()
-                return
+                # Opening one may fail as well: the database that ended the last attempt may not be back yet.
+                attempt = _Attempt(self._pipeline, spark, self._stop, self._batch_running, self._observer, self._once)
+                try:
+                    attempt.execute()
+                    return
+                finally:
+                    progressed = attempt.batches > 0
+                    attempt.close()
             except tuple(STOPS.values()):
                 raise
             except (AvowError, PySparkException, OSError) as error:
-                failures = 1 if attempt.batches else failures + 1
+                failures = 1 if progressed else failures + 1
                 if failures > ATTEMPTS_WITHOUT_PROGRESS:
                     raise _last_word(error, failures) from error
                 pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
                 self._observer.event(f"failed ({_first_line(error)}); trying again from the ledger in {pause:g} s")
                 self._stop.wait(pause)
-            finally:
-                attempt.close()
 
 
 def _last_word(error: Exception, failures: int) -> AvowError:
@@ -240,7 +244,6 @@ class _Attempt:
         stop: threading.Event,
         batch_running: threading.Lock,
         observer: Observer,
-        *,
         once: bool,
     ) -> None:
         self._pipeline = pipeline
@@ -249,9 +252,9 @@ class _Attempt:
         self._batch_running = batch_running
         self._observer = observer
         self._once = once
-        self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
         self._store = Store(pipeline)
         self._log = Log(pipeline.source, pipeline.name)
+        self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
         self._query: StreamingQuery | None = None
         self._failure: BaseException | None = None
         self._positions: dict[TopicPartition, int] = {}  # where the next planned range starts

@@ -228,11 +228,12 @@ class Store:
 
     def entries(self, *, lock: bool = False) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline, in one order so that two who lock cannot deadlock."""
-        rows = self._session.query(
-            f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1 ORDER BY topic, partition"
-            f"{' FOR UPDATE' if lock else ''}",
-            self._pipeline.name,
-        )
+        with _as_sink_error("cannot read the ledger"):
+            rows = self._session.query(
+                f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1 ORDER BY topic, partition"
+                f"{' FOR UPDATE' if lock else ''}",
+                self._pipeline.name,
+            )
         return {TopicPartition(row[0], row[1]): entry_of(row[2:]) for row in rows}
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
