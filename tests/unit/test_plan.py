@@ -177,7 +177,7 @@ WARNINGS = {
     "dedupe order": "dedupe: a key that appears in two partitions has no order",
     "upsert order": "upsert: a key that appears in two partitions has no order",
     "share": "dead_letters.max_share is not declared: 1% is assumed",
-    "connections": "How many database connections are used is not known",
+    "connections": "Database connections: one for the driver and one for each Python worker",
 }
 ALWAYS = {"share", "connections"}
 
