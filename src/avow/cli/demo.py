@@ -85,8 +85,7 @@ def demo(guarantee: str, records: int, keep: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         code = _play(Stage(cluster, Guarantee(guarantee), records, show))
-        if keep:
-            show.look_around(cluster)
+        show.next(cluster if keep else None)
     finally:
         if not keep and cluster.exists:
             cluster.down()
@@ -107,7 +106,15 @@ class Show:
     def rule(self, title: str) -> None:
         self._console.rule(f"[bold]{title}[/]", align="left")
 
-    def look_around(self, cluster: Cluster) -> None:
+    def next(self, cluster: Cluster | None) -> None:
+        """Where to look next: around the cluster, if it was kept."""
+        if cluster is None:
+            self.rule("next")
+            self._console.print("  avow demo --keep               leaves the cluster up, with commands to look around")
+            for word in BETWEEN:
+                self._console.print(f"  avow demo --guarantee {word:<15}shows what the word permits really happening")
+            self._console.print("  avow plan examples/payments.toml   explains a pipeline of your own, hop by hop")
+            return
         self.rule("the cluster is still up")
         for line in (
             f"export DATABASE_URL={cluster.postgres_url}",
@@ -150,7 +157,8 @@ class Stage:
 
 def _play(stage: Stage) -> int:
     show, cluster = stage.show, stage.cluster
-    show.rule(f"{stage.guarantee}: {stage.guarantee.meaning}")
+    show.rule(stage.guarantee)
+    show.line(stage.guarantee.meaning)
     cluster.up(fresh=True)
     show.line(f"up: three Kafka nodes (replication factor 3, two in sync needed) and PostgreSQL in {FOLDER}")
     bad = _produce(stage)
