@@ -26,7 +26,7 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
-from tests.fix_pipeline import Scenario
+from tests.fix_pipeline import Scenario, session_spark
 
 from avow.audit import auditor
 from avow.audit.auditor import audit
@@ -34,13 +34,12 @@ from avow.audit.findings import Kind, permits
 from avow.audit.judge import Verdict
 from avow.audit.report import Report
 from avow.audit.spark import records
-from avow.engines.spark import RECORDS, sink_columns, spark_session, work_frame
+from avow.engines.spark import RECORDS, sink_columns, work_frame
 from avow.engines.task import Work
 from avow.errors import SourceError
 from avow.kafka import metadata
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry, OffsetRange
-from avow.local import jars
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.settings import Pipeline
@@ -158,24 +157,17 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def make(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., World]]:
-    started: list[SparkSession] = []
-
+def make(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
     def world(partitions: int = 2, topic_config: dict[str, str] | None = None, **sections: str) -> World:
         topic, name = f"t-{uuid4().hex[:12]}", f"p_{uuid4().hex[:10]}"
         client = metadata.admin(cluster.bootstrap)
         new = NewTopic(topic, partitions, config=topic_config or {})
         client.create_topics([new], operation_timeout=30)[topic].result()
-        # The session is that of the first pipeline: nothing of it is the pipeline's own.
         made = World(cluster, None, tmp_path_factory.mktemp(name), topic, name, sections)  # type: ignore[arg-type]
-        if not started:
-            started.append(spark_session(made.pipeline(), jars.classpath("spark"), short=True))
-        made.spark = started[0]
+        made.spark = session_spark(made.pipeline())
         return made
 
-    yield world
-    for session in started:
-        session.stop()
+    return world
 
 
 # Append: offsets 0 to 24 of partition 0 are
