@@ -110,10 +110,11 @@ class Show:
         """Where to look next: around the cluster, if it was kept."""
         if cluster is None:
             self.rule("next")
-            self._console.print("  avow demo --keep               leaves the cluster up, with commands to look around")
-            for word in BETWEEN:
-                self._console.print(f"  avow demo --guarantee {word:<15}shows what the word permits really happening")
-            self._console.print("  avow plan examples/payments.toml   explains a pipeline of your own, hop by hop")
+            lines = {"avow demo --keep": "leaves the cluster up, with commands to look around"}
+            lines |= {f"avow demo --guarantee {word}": "shows what it permits really happening" for word in BETWEEN}
+            lines["avow plan examples/payments.toml"] = "explains a pipeline of your own, hop by hop"
+            for command, what in lines.items():
+                self._console.print(f"  {command:<38}{what}")
             return
         self.rule("the cluster is still up")
         for line in (
