@@ -246,8 +246,8 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
     if pipeline.dead_letters.max_share == 1:
         yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
     yield (
-        "Database connections: one for the driver and one for each Python worker of Spark. That is as many as tasks run "
-        "at once (spark.master, executor cores), with a transform by SQL at most twice as many."
+        "Database connections: one for the driver and one for each Python worker of Spark. That is as many as tasks "
+        "run at once (spark.master, executor cores), with a transform by SQL at most twice as many."
     )
 
 
