@@ -170,6 +170,14 @@ def test_postgres_killed_loses_nothing_committed(healthy: Cluster, database: psy
         again.execute("DROP TABLE survives")
 
 
+@pytest.mark.parametrize("name", ["postgres", "broker-3"])
+def test_a_part_restarts_by_name(healthy: Cluster, name: str) -> None:
+    before = healthy.part(name).pid
+    healthy.restart(name)
+    assert healthy.part(name).pid not in (None, before)
+    assert healthy.part(name).state is State.UP
+
+
 def test_postgres_paused_does_not_answer_until_resumed(healthy: Cluster) -> None:
     postgres = healthy.postgres()
     assert postgres

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -24,11 +25,13 @@ from avow.plan import load_checked
 class View(AbstractContextManager["View"]):
     """How a run is shown: to a person at a terminal, in a log, or to a machine."""
 
+    @abstractmethod
     def progress(self, told: Progress) -> None:
-        raise NotImplementedError
+        """After every batch."""
 
+    @abstractmethod
     def event(self, text: str) -> None:
-        raise NotImplementedError
+        """Something that a person wants to know."""
 
     def __exit__(self, *_: object) -> None:
         return None

@@ -155,11 +155,6 @@ class Store:
     def close(self) -> None:
         self._session.close()
 
-    @property
-    def exists(self) -> bool:
-        """Whether any pipeline has ever run into this database."""
-        return self._session.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] == (True,)
-
     def prepare(self, columns: list[tables.Column]) -> bool:
         """Make or upgrade schema ``avow``; make or check the target table. True if the table was made."""
         sink = self._pipeline.sink
