@@ -6,6 +6,7 @@ psycopg and a plain consumer, not with our own audit.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -135,12 +136,16 @@ def test_a_stopped_zombie_wakes_up_and_does_no_harm(scenario: Make) -> None:
     assert s.ids() == dict.fromkeys(range(20_000), 1)
 
 
-def test_sigterm_ends_after_the_current_batch_with_exit_code_0(scenario: Make) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_after_the_current_batch_with_exit_code_0(scenario: Make, number: signal.Signals) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(2_000))
     child = s.start(s.file())
     s.wait_for_rows(2_000)
-    child.send_signal(signal.SIGTERM)
+    if number == signal.SIGINT:
+        os.killpg(child.pid, number)  # to the JVM too, as a terminal does
+    else:
+        child.send_signal(number)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
     assert "stopping after the current batch" in errors

@@ -122,18 +122,21 @@ def run(file: Path, once: bool, as_json: bool) -> None:
     if pipeline.engine != "spark":
         raise ConfigError('engine = "consumer" is not built yet', advice='Use engine = "spark".')
     # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
+    from pyspark.sql import SparkSession
+
     from avow.engines.spark import Run, spark_session
     from avow.local import jars
 
     console = Console(stderr=True, highlight=False)
     show: View = JsonLines() if as_json else LiveLine(console) if console.is_terminal else KeyValues()
-    running = Run(
-        pipeline,
-        lambda: spark_session(pipeline, jars.classpath("spark"), short=once),
-        once=once,
-        observer=Observer(show.progress, show.event),
-    )
-    _stop_on_signals(running.stop, show.event)
+
+    def session() -> SparkSession:
+        made = spark_session(pipeline, jars.classpath("spark"), short=once)
+        # Only now: starting, pyspark takes Ctrl-C for itself, and would cancel the batch that is to end first.
+        _stop_on_signals(running.stop, show.event)
+        return made
+
+    running = Run(pipeline, session, once=once, observer=Observer(show.progress, show.event))
     with show:
         running.execute()
     show.event("drained" if once else "stopped")
