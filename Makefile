@@ -9,8 +9,8 @@ UV := $(shell sed -nE "s/^(uv==[0-9.]+).*/\1/p" requirements.lock)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch Kafka's jars
-	@$(BIN)/python -m avow.local.jars fetch
+setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch jars, prepare Spark for quick starts
+	@$(BIN)/avow setup
 
 test: setup lint ## Everything CI runs: lint, then all tests on the real parts
 	$(BIN)/pytest --cov

@@ -25,9 +25,9 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from avow.engines.progress import Observer
-from avow.engines.spark import Run, spark_session
+from avow.engines.spark import Run
 from avow.kafka import metadata
-from avow.local import jars
+from avow.local import spark
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.settings import Pipeline
@@ -159,15 +159,15 @@ _sparks: list[SparkSession] = []
 def session_spark(pipeline: Pipeline) -> SparkSession:
     """One Spark for the whole test session."""
     if not _sparks:
-        _sparks.append(spark_session(pipeline, jars.classpath("spark"), short=True))
+        _sparks.append(spark.session(pipeline, short=True))
     return _sparks[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _end_spark() -> Iterator[None]:
     yield
-    for spark in _sparks:
-        spark.stop()
+    for started in _sparks:
+        started.stop()
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
@@ -23,6 +25,7 @@ from avow.errors import (
     TopicRecreated,
 )
 from avow.kafka import metadata
+from avow.local import spark
 
 pytestmark = pytest.mark.cluster
 
@@ -381,3 +384,19 @@ def test_the_guarantee_can_change_and_the_position_carries_over(scenario: Make) 
     assert s.ids() == dict.fromkeys(range(30), 1)
     told = s.rows("SELECT guarantee FROM avow.runs WHERE pipeline = %s ORDER BY run", s.name)
     assert [row[0] for row in told] == GUARANTEES
+
+
+def test_the_class_archive_is_really_used(scenario: Make) -> None:
+    """An archive that does not fit is left aside by Java without a word, so the JVM that ran is asked."""
+    assert spark.archive() is not None, "`make setup` makes it"
+    s = scenario()
+    s.produce([payment(1)])
+    s.drain(s.file())
+    driver = next(
+        p for p in psutil.Process().children(recursive=True) if "org.apache.spark.deploy.SparkSubmit" in p.cmdline()
+    )
+    command = driver.cmdline()
+    again = [*command[: command.index("org.apache.spark.deploy.SparkSubmit") + 1], "--version"]
+    told = subprocess.run([again[0], "-Xlog:class+load", *again[1:]], capture_output=True, text=True, check=True).stdout
+    from_archive = told.count("source: shared objects file (top)")
+    assert from_archive > 100, f"{from_archive} classes came from {spark.archive()}"

@@ -38,6 +38,7 @@ def test_this_machine_is_fine() -> None:
         "disk",
         "jar folder",
         "registry",
+        "Spark's start",
         "PostgreSQL",
     ]
     assert all(check.ok for check in checks.values()), checks

@@ -48,16 +48,13 @@ class Reading(Session):
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """The result as it comes, never all of it at once."""
-        with _as_sink_error("cannot read the sink"):
-            self._cursor.execute(sql)
-            yield from self._cursor.fetch_record_batch()
+        with _as_sink_error("cannot read the sink"), self.reader(sql) as reader:
+            yield from reader
 
     def numbers(self, sql: str) -> list[Offsets]:
         """Columns of whole numbers."""
-        with _as_sink_error("cannot read the sink"):
-            self._cursor.execute(sql)
-            table = self._cursor.fetch_arrow_table()
-        return [column.to_numpy() for column in table.columns]
+        with _as_sink_error("cannot read the sink"), self.reader(sql) as reader:
+            return [column.to_numpy() for column in reader.read_all().columns]
 
 
 def has_ledger(reading: Reading) -> bool:

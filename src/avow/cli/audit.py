@@ -48,11 +48,10 @@ def audit(file: Path, as_json: bool, max_shown: int) -> None:
     # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
     from avow.audit.auditor import audit as run_audit
     from avow.audit.judge import EXIT_CODES
-    from avow.engines.spark import spark_session
-    from avow.local import jars
+    from avow.local import spark
 
     with _status() as tell:
-        report = run_audit(pipeline, lambda: spark_session(pipeline, jars.classpath("spark"), short=True), tell)
+        report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), tell)
     if as_json:
         click.echo(json.dumps(report.as_json(max_shown), indent=2))
     else:

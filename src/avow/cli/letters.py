@@ -143,8 +143,7 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
     # Imported here: it brings Spark's Python side, which listing does not need.
     from avow.engines.redrive import Redriven
     from avow.engines.redrive import redrive as redrive_letters
-    from avow.engines.spark import spark_session
-    from avow.local import jars
+    from avow.local import spark
 
     with console.status(f"redriving {meant:,} dead letters") as status:
 
@@ -153,9 +152,7 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
                 f"redriving {meant:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
             )
 
-        done = redrive_letters(
-            pipeline, selection, lambda: spark_session(pipeline, jars.classpath("spark"), short=True), told
-        )
+        done = redrive_letters(pipeline, selection, lambda: spark.session(pipeline, short=True), told)
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:

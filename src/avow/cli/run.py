@@ -124,14 +124,14 @@ def run(file: Path, once: bool, as_json: bool) -> None:
     # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
     from pyspark.sql import SparkSession
 
-    from avow.engines.spark import Run, spark_session
-    from avow.local import jars
+    from avow.engines.spark import Run
+    from avow.local import spark
 
     console = Console(stderr=True, highlight=False)
     show: View = JsonLines() if as_json else LiveLine(console) if console.is_terminal else KeyValues()
 
     def session() -> SparkSession:
-        made = spark_session(pipeline, jars.classpath("spark"), short=once)
+        made = spark.session(pipeline, short=once)
         # Only now: starting, pyspark takes Ctrl-C for itself, and would cancel the batch that is to end first.
         _stop_on_signals(running.stop, show.event)
         return made

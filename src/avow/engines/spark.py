@@ -17,6 +17,7 @@ Owns: the driver's side of a run. Must not know: how a sink writes. Neighbours: 
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -60,6 +61,11 @@ BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
 LAG_EVERY_S = 1.0
 SILENT = Observer()
 
+# Java options of a local driver: quiet, and for a short run, quick to start. The optimising compiler pays after
+# minutes, and a run that only drains rarely lives that long.
+JAVA = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+JAVA_SHORT = f"{JAVA} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
 # What ends a run for good. Anything else may pass, and is tried again.
 STOPS: dict[str, type[AvowError]] = {
     stop.__name__: stop
@@ -93,38 +99,57 @@ class _StopAsked(Exception):
     """Raised into Spark to end the query between two batches."""
 
 
-def spark_settings(pipeline: Pipeline, jars: list[Path], *, short: bool) -> dict[str, str]:
-    """The user's settings over ours. ``short``: a run that ends soon wants to start soon."""
+def spark_settings(pipeline: Pipeline, jars: list[Path], *, short: bool, archive: Path | None = None) -> dict[str, str]:
+    """The user's settings over ours. ``short``: a run that ends soon wants to start soon. ``archive``: Java's classes,
+    kept ready in a file."""
     given = revealed(pipeline.spark)
     master = given.get("spark.master", f"local[{max(2, os.cpu_count() or 2)},4]")
     settings = {
         "spark.master": master,
         "spark.app.name": f"avow {pipeline.name}",
-        "spark.jars": ",".join(map(str, jars)),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         # A second attempt beside the first would be safe (the ledger judges it), and for nothing.
         "spark.speculation": "false",
+        "spark.python.daemon.module": "avow.engines.daemon",
         # Kafka's consumers are kept for the next batch and let go soon after: the defaults keep data for minutes.
         "spark.kafka.consumer.cache.timeout": "30s",
         "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
     }
     if master.startswith("local"):
-        settings["spark.driver.host"] = "127.0.0.1"
-        settings["spark.driver.bindAddress"] = "127.0.0.1"
-        settings["spark.driver.extraJavaOptions"] = java_options(short=short)
+        java = JAVA_SHORT if short else JAVA
+        settings |= local_settings(jars, f"{java} -XX:SharedArchiveFile={archive}" if archive else java)
+    else:
+        settings["spark.jars"] = ",".join(map(str, jars))
+    # Jars of the user's own come to ours, they do not take their place.
+    for key, separator in (("spark.jars", ","), ("spark.driver.extraClassPath", ":")):
+        if key in given and key in settings:
+            given = given | {key: f"{settings[key]}{separator}{given[key]}"}
     return settings | given
 
 
-def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool) -> SparkSession:
+def local_settings(jars: list[Path], java_options: str) -> dict[str, str]:
+    """What only a driver that is its own executor can have."""
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # On the class path, not in spark.jars: only what is loaded from there can be kept ready in an archive.
+        "spark.driver.extraClassPath": ":".join(map(str, jars)),
+        "spark.driver.extraJavaOptions": java_options,
+    }
+
+
+def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive: Path | None = None) -> SparkSession:
     # The workers must run this very Python, with this very package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
-    for key, value in spark_settings(pipeline, jars, short=short).items():
+    for key, value in spark_settings(pipeline, jars, short=short, archive=archive).items():
         builder = builder.config(key, value)
     log = Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
+    # py4j's first call imports it, and with it pandas, for a second: better now, while the JVM starts.
+    threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
     try:
         with _standard_error_to(log):
             return builder.getOrCreate()
@@ -145,13 +170,6 @@ def _standard_error_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def java_options(*, short: bool) -> str:
-    """Options for a local driver JVM: quiet, and for a short run, quick to start."""
-    quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
-    # The optimising compiler pays after minutes; a run that only drains rarely lives that long.
-    return f"{quiet} -XX:+UseSerialGC -XX:TieredStopAtLevel=1" if short else quiet
 
 
 class Run:
@@ -185,6 +203,7 @@ class Run:
         with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             log.partitions()
             spark = self._spark()
+            _warm_up(spark)
             if store.prepare(sink_columns(spark, pipeline)):
                 self._observer.event(f"made table {pipeline.sink.table}")
         self._attempts(spark)
@@ -211,6 +230,21 @@ class Run:
                 pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
                 self._observer.event(f"failed ({_first_line(error)}); trying again from the ledger in {pause:g} s")
                 self._stop.wait(pause)
+
+
+def _warm_up(spark: SparkSession) -> None:
+    """Start the Python workers of a local master while the driver still prepares: they are the first batch's slow part.
+
+    Whatever goes wrong here goes wrong in the first batch as well, and is told there.
+    """
+    if not (spark.conf.get("spark.master") or "").startswith("local"):
+        return
+
+    def one_job() -> None:
+        with suppress(PySparkException):
+            spark.range(1, numPartitions=1).mapInArrow(lambda rows: rows, "id long").collect()
+
+    threading.Thread(target=one_job, name="warm-up", daemon=True).start()
 
 
 def _last_word(error: Exception, failures: int) -> AvowError:

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from avow import schema
 from avow.decode import decoder
-from avow.engines.task import Prepared, Preparing, Work, decoded, python_transform
+from avow.engines.task import Prepared, Preparing, Work, decoded, numbers, python_transform
 from avow.errors import ConfigError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Fingerprint, OffsetRange
@@ -231,7 +231,7 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
         for batch in rows:
             batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
             columns = batch.schema
-            seen.append(batch.column(offset).to_numpy())
+            seen.append(numbers(batch.column(offset)))
             yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))
         told = note or take_note(work)
         assert told is not None

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -34,8 +33,6 @@ from avow.sinks.base import DeadLetter, Rows, TaskSink
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
 SHARE_COUNTS_FROM = 1_000
-
-RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
 # The reason of a record that was decoded and that only the sink refused.
 REFUSED = "refused-by-sink"
@@ -193,10 +190,17 @@ def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: Offs
     return prepare
 
 
+def numbers(array: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
+    """A column of whole numbers without nulls, as numpy sees it. ``to_numpy`` would first import pandas, which costs a
+    worker's first task more than a second."""
+    values = np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype())
+    return values[array.offset : array.offset + len(array)]
+
+
 def check_batch(batch: pa.RecordBatch, planned: OffsetRange, position: int) -> None:
     """Refuse records that are not of the planned range, or not in its order: nothing may rest on Spark's word alone."""
-    offsets = batch.column("offset").to_numpy()
-    partition, topic = batch.column("partition").to_numpy(), batch.column("topic")
+    offsets = numbers(batch.column("offset"))
+    partition, topic = numbers(batch.column("partition")), batch.column("topic")
     in_order = offsets[0] >= position and offsets[-1] < planned.until and bool(np.all(np.diff(offsets) > 0))
     one_topic = topic[0].as_py() == planned.topic and pc.count_distinct(topic).as_py() == 1
     one = one_topic and bool(np.all(partition == planned.partition))
@@ -206,7 +210,7 @@ def check_batch(batch: pa.RecordBatch, planned: OffsetRange, position: int) -> N
 
 def _within(batch: pa.RecordBatch, todo: OffsetRange) -> pa.RecordBatch:
     """The records of ``todo``: what lies below the position was claimed before."""
-    first = int(np.searchsorted(batch.column("offset").to_numpy(), todo.start))
+    first = int(np.searchsorted(numbers(batch.column("offset")), todo.start))
     return batch.slice(first) if first else batch
 
 
@@ -219,7 +223,7 @@ def _decode(
         rows = _changed(change, rows, pipeline)
     return Prepared(
         rows=Rows(rows, _with_lineage(found.deletes, batch, found.deleted, pipeline)),
-        offsets=batch.column("offset").to_numpy(),
+        offsets=numbers(batch.column("offset")),
         letters=[_letter(batch, dead.index, todo, dead.reason, dead.detail) for dead in found.dead],
         skipped=found.skipped,
         last=last_fingerprint(batch),
@@ -264,7 +268,7 @@ def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.
         )
     offset = pipeline.sink.lineage[2]
     before, after = rows.column(offset), out.column(offset)
-    if not pc.all(pc.is_in(after, value_set=before)).as_py() or np.any(np.diff(after.to_numpy()) < 0):
+    if not pc.all(pc.is_in(after, value_set=before)).as_py() or np.any(np.diff(numbers(after)) < 0):
         raise ConfigError(
             f"transform: {offset} was changed or put out of order",
             advice="Every row keeps its record's identity, and rows stay in the order of their offsets.",
@@ -274,15 +278,14 @@ def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.
 
 def last_fingerprint(batch: pa.RecordBatch) -> Fingerprint:
     record = _record(batch, batch.num_rows - 1)
-    return fingerprint(record["offset"], _ms(record["timestamp"]), record["key"], record["value"])
+    return fingerprint(record["offset"], record["timestamp_ms"], record["key"], record["value"])
 
 
 def _record(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
-    return {name: batch.column(name)[index].as_py() for name in RECORD_COLUMNS}
-
-
-def _ms(timestamp: datetime | None) -> int:
-    return -1 if timestamp is None else round(timestamp.timestamp() * 1000)
+    record = {name: batch.column(name)[index].as_py() for name in ("offset", "key", "value", "headers")}
+    # Not as a datetime: making one, pyarrow imports pandas.
+    microseconds = batch.column("timestamp").cast(pa.timestamp("us", "UTC"))[index].value
+    return record | {"timestamp_ms": -1 if microseconds is None else microseconds // 1000}
 
 
 def _letter(batch: pa.RecordBatch, index: int, todo: OffsetRange, reason: str, detail: str) -> DeadLetter:
@@ -291,7 +294,7 @@ def _letter(batch: pa.RecordBatch, index: int, todo: OffsetRange, reason: str, d
         topic=todo.topic,
         partition=todo.partition,
         offset=record["offset"],
-        timestamp_ms=_ms(record["timestamp"]),
+        timestamp_ms=record["timestamp_ms"],
         key=record["key"],
         value=record["value"],
         headers=_headers(record["headers"]),
@@ -319,7 +322,7 @@ def _refused_letters(
     if not refused:
         return []
     if source is not None:
-        offsets = source.column("offset").to_numpy()
+        offsets = numbers(source.column("offset"))
         places = {offset: int(np.searchsorted(offsets, offset)) for offset in refused}
         return [_letter(source, places[offset], todo, REFUSED, why) for offset, why in sorted(refused.items())]
     # The records have gone by, or went through SQL without their bytes: read them again.

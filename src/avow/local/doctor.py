@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from avow.errors import LocalError
-from avow.local import jars, java
+from avow.local import jars, java, spark
 from avow.local.postgres import BIN
 
 MEMORY_GB = 4  # three brokers take 1 GB, Spark 2
@@ -37,6 +37,7 @@ def checks(folder: Path) -> Iterator[Check]:
     complete = all(jar.is_right() for name in jars.ROOTS for jar in jars.locked(name))
     yield _cache(complete)
     yield _registry(complete)
+    yield _archive()
     yield _postgres()
 
 
@@ -91,6 +92,14 @@ def _cache(complete: bool) -> Check:
         f"{folder}, {'complete' if complete else 'not complete: `avow up` fetches what is missing'}",
         "It cannot be written. Set M2_REPO to a folder that can.",
     )
+
+
+def _archive() -> Check:
+    try:
+        made = spark.archive()
+    except LocalError:  # no Java, which is told already
+        made = None
+    return Check("Spark's start", True, f"quick ({made})" if made else "slow: `avow setup` makes it quick")
 
 
 def _registry(complete: bool) -> Check:

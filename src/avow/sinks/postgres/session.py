@@ -1,7 +1,8 @@
 """One ADBC connection, with BEGIN, COMMIT and savepoints in our own hands.
 
 The connection is in ADBC's autocommit mode on purpose: in its other mode the driver begins transactions by itself, and
-then cannot go back to a savepoint after a refused COPY.
+then cannot go back to a savepoint after a refused COPY. And it is ADBC's own interface, not its DB-API layer: importing
+that one imports pandas, by way of pyarrow.dataset, a second and a half for the driver and for every worker.
 
 Owns: the connection and what its errors mean. Must not know: the ledger or any table.
 """
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import adbc_driver_postgresql
 import pyarrow as pa
+from adbc_driver_manager import AdbcConnection, AdbcStatement, StatementOptions
 from adbc_driver_manager import Error as DatabaseError
-from adbc_driver_postgresql import dbapi
+from adbc_driver_manager._reader import AdbcRecordBatchReader
 
 from avow.errors import SinkError
 
@@ -24,17 +27,20 @@ from avow.errors import SinkError
 IDLE_IN_TRANSACTION_S = 120
 LOCK_WAIT_S = 60
 
+# ADBC's own names, as its specification has them.
+INGEST_TABLE, INGEST_MODE, INGEST_APPEND = "adbc.ingest.target_table", "adbc.ingest.mode", "adbc.ingest.mode.append"
+
 
 class Session:
     def __init__(self, url: str, application: str) -> None:
         try:
-            self._connection = dbapi.connect(url, autocommit=True)
+            self._database = adbc_driver_postgresql.connect(url)
+            self._connection = AdbcConnection(self._database)
         except DatabaseError as error:
             raise SinkError(
                 f"PostgreSQL does not let us in: {plain(error, url)}",
                 advice="Check that the server runs, and sink.url: host, port, database, user and password.",
             ) from None
-        self._cursor = self._connection.cursor()
         self.run(f"SET application_name = {literal(application)}")
         self.run(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
         self.run(f"SET lock_timeout = '{LOCK_WAIT_S}s'")
@@ -42,20 +48,52 @@ class Session:
         self.run("SET standard_conforming_strings = on")
 
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
-        self._cursor.execute(_filled(sql, values))
-        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
-        return rows
+        with self.reader(_filled(sql, values)) as reader:
+            return list(zip(*(column.to_pylist() for column in reader.read_all().columns), strict=True))
 
     def run(self, sql: str, *values: str) -> None:
-        self._cursor.execute(_filled(sql, values))
+        with self._statement(_filled(sql, values)) as statement:
+            statement.execute_update()
 
     def run_many(self, sql: str, values: pa.RecordBatch) -> None:
         """Once per row of ``values``, whose columns are the parameters."""
-        self._cursor.executemany(sql, values)
+        with self._statement(sql) as statement:
+            statement.prepare()
+            statement.bind(values)
+            statement.execute_update()
 
     def copy(self, table: str, rows: pa.RecordBatch, *, schema: str | None = None, temporary: bool = False) -> int:
         """Binary COPY of ``rows`` by column name. Gives the number of rows that the server took."""
-        return int(self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=temporary))
+        options = {INGEST_TABLE: table, INGEST_MODE: INGEST_APPEND}
+        if schema is not None:
+            options[StatementOptions.INGEST_TARGET_DB_SCHEMA.value] = schema
+        if temporary:
+            options[StatementOptions.INGEST_TEMPORARY.value] = "true"
+        with self._statement(None, **options) as statement:
+            statement.bind(rows)
+            return int(statement.execute_update())
+
+    @contextmanager
+    def reader(self, sql: str) -> Iterator[pa.RecordBatchReader]:
+        """The result as it comes. The reader is ADBC's own: an error while rows are read then is the database's."""
+        with self._statement(sql) as statement:
+            stream, _ = statement.execute_query()
+            reader = AdbcRecordBatchReader._import_from_c(stream.address)
+            try:
+                yield reader
+            finally:
+                reader.close()
+
+    @contextmanager
+    def _statement(self, sql: str | None, **options: str) -> Iterator[AdbcStatement]:
+        statement = AdbcStatement(self._connection)
+        try:
+            statement.set_options(**options)
+            if sql is not None:
+                statement.set_sql_query(sql)
+            yield statement
+        finally:
+            statement.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -82,8 +120,8 @@ class Session:
 
     def close(self) -> None:
         with suppress(DatabaseError):
-            self._cursor.close()
             self._connection.close()
+            self._database.close()
 
 
 def refused(error: DatabaseError) -> bool:
