@@ -108,7 +108,7 @@ class Scenario:
         pipeline = self.load(path)
         events: list[str] = []
         observer = Observer(event=events.append)
-        Run(pipeline, lambda: session_spark(pipeline), once=True, observer=observer).execute()
+        Run(pipeline, lambda _: session_spark(pipeline), once=True, observer=observer).execute()
         return events
 
     @property

@@ -93,7 +93,8 @@ class World:
         """Bring everything into the table as a run does, in batches that end at these offsets of each partition."""
         pipeline = self.pipeline()
         with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
-            store.prepare(sink_columns(self.spark, pipeline))
+            store.prepare()
+            store.prepare_table(sink_columns(self.spark, pipeline))
             run = store.open_run()
             known, ends = log.partitions(), log.stable_ends(log.partitions())
             store.adopt({where: Entry(0, topic_id, run) for where, topic_id in known.items()})

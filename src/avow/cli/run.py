@@ -130,8 +130,8 @@ def run(file: Path, once: bool, as_json: bool) -> None:
     console = Console(stderr=True, highlight=False)
     show: View = JsonLines() if as_json else LiveLine(console) if console.is_terminal else KeyValues()
 
-    def session() -> SparkSession:
-        made = spark.session(pipeline, short=once)
+    def session(short: bool) -> SparkSession:
+        made = spark.session(pipeline, short=short)
         # Only now: starting, pyspark takes Ctrl-C for itself, and would cancel the batch that is to end first.
         _stop_on_signals(running.stop, show.event)
         return made

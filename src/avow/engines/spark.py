@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -61,10 +61,12 @@ BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
 LAG_EVERY_S = 1.0
 SILENT = Observer()
 
-# Java options of a local driver: quiet, and for a short run, quick to start. The optimising compiler pays after
-# minutes, and a run that only drains rarely lives that long.
-JAVA = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
-JAVA_SHORT = f"{JAVA} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# Java options of a local driver: quiet, and for a short run, quick to start. The optimising compiler costs seconds
+# at the start and gives them back after a million records or so (measured with bench/postgres.py).
+_QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+JAVA = f"{_QUIET} -XX:+UseParallelGC"
+JAVA_SHORT = f"{_QUIET} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+SHORT_BELOW = 1_000_000  # records that a run has to drain
 
 # What ends a run for good. Anything else may pass, and is tried again.
 STOPS: dict[str, type[AvowError]] = {
@@ -87,6 +89,9 @@ RECORDS = (
     "CASE WHEN size(headers) > 0 THEN to_json(transform(headers, h -> struct(h.key AS k, base64(h.value) AS v))) END"
     " AS headers",
 )
+
+# Spark asks the broker twice for the log's ends at every poll, so polls should bring much. A user's own settings win.
+FETCH = {"max.poll.records": "50000", "max.partition.fetch.bytes": str(8 * 1024 * 1024)}
 
 REPORT = "topic string, partition int, stop string, message string, advice string"
 _REPORT = pa.schema(
@@ -173,12 +178,15 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 
 class Run:
-    """One execution of a pipeline. ``spark`` gives the session, once all that needs none has been checked."""
+    """One execution of a pipeline.
+
+    ``spark`` gives the session, once all that needs none has been checked; it is told whether the run will be short.
+    """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        spark: Callable[[], SparkSession],
+        spark: Callable[[bool], SparkSession],
         *,
         once: bool = False,
         observer: Observer = SILENT,
@@ -201,10 +209,11 @@ class Run:
         # What needs no JVM is asked before one starts: a wrong password or a missing topic is told at once.
         python_transform(pipeline)
         with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
-            log.partitions()
-            spark = self._spark()
+            store.prepare()
+            known = log.partitions()
+            spark = self._spark(self._once and _backlog(store, log, known) < SHORT_BELOW)
             _warm_up(spark)
-            if store.prepare(sink_columns(spark, pipeline)):
+            if store.prepare_table(sink_columns(spark, pipeline)):
                 self._observer.event(f"made table {pipeline.sink.table}")
         self._attempts(spark)
 
@@ -230,6 +239,13 @@ class Run:
                 pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
                 self._observer.event(f"failed ({_first_line(error)}); trying again from the ledger in {pause:g} s")
                 self._stop.wait(pause)
+
+
+def _backlog(store: Store, log: Log, known: Iterable[TopicPartition]) -> int:
+    """About how many records there are to drain. Nothing rests on it but how Java is started."""
+    positions = {where: entry.position for where, entry in store.entries().items()}
+    earliest = log.declared_start("earliest", known)
+    return sum(end - positions.get(where, earliest[where]) for where, end in log.stable_ends(known).items())
 
 
 def _warm_up(spark: SparkSession) -> None:
@@ -362,7 +378,7 @@ class _Attempt:
             .option("includeHeaders", "true")
             .option("maxOffsetsPerTrigger", str(batch.max_records))
         )
-        for key, value in revealed(source.kafka).items():
+        for key, value in (FETCH | revealed(source.kafka)).items():
             reader = reader.option(f"kafka.{key}", value)
         reader = reader.option("kafka.isolation.level", "read_committed")
         if source.topics_pattern is not None:

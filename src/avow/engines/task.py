@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from queue import Empty, Queue
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -179,6 +182,10 @@ def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: Offs
     change = python_transform(pipeline)
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
+        with one_ahead(each(todo)) as ready:
+            yield from ready
+
+    def each(todo: OffsetRange) -> Iterator[Prepared]:
         position = planned.start
         for batch in records:
             check_batch(batch, planned, position)
@@ -188,6 +195,50 @@ def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: Offs
                 yield _decode(batch, todo, decode, change, pipeline)
 
     return prepare
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def one_ahead(items: Iterator[T]) -> Iterator[Iterator[T]]:
+    """The same items, the next one made in a thread while this one is used: a batch is read and decoded while the one
+    before is on its way into the sink. Nobody else may take from ``items`` meanwhile; at the end the thread has ended.
+    """
+    ready: Queue[T | _Ended] = Queue(maxsize=1)
+    enough = threading.Event()
+
+    def make() -> None:
+        ended = _Ended()
+        try:
+            for item in items:
+                ready.put(item)
+                if enough.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 - it is raised where the items are used
+            ended.error = error
+        ready.put(ended)
+
+    def take() -> Iterator[T]:
+        while not isinstance(item := ready.get(), _Ended):
+            yield item
+        if item.error is not None:
+            raise item.error
+
+    thread = threading.Thread(target=make, name="one-ahead", daemon=True)
+    thread.start()
+    try:
+        yield take()
+    finally:
+        enough.set()
+        while thread.is_alive():  # it may wait to put down what nobody will take
+            with suppress(Empty):
+                ready.get(timeout=0.01)
+
+
+@dataclass(slots=True)
+class _Ended:
+    error: BaseException | None = None
 
 
 def numbers(array: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:

@@ -155,14 +155,22 @@ class Store:
     def close(self) -> None:
         self._session.close()
 
-    def prepare(self, columns: list[tables.Column]) -> bool:
-        """Make or upgrade schema ``avow``; make or check the target table. True if the table was made."""
-        sink = self._pipeline.sink
-        with _as_sink_error("cannot prepare the database"), self._session.transaction():
-            # Two drivers that start at once must not both make it.
-            self._session.run("SELECT pg_advisory_xact_lock(hashtextextended('avow', 0))")
+    def prepare(self) -> None:
+        """Make or upgrade schema ``avow``."""
+        with self._alone("cannot prepare schema avow"):
             self._migrate()
-            return tables.make_or_check(self._session, sink, columns)
+
+    def prepare_table(self, columns: list[tables.Column]) -> bool:
+        """Make or check the target table. True if it was made."""
+        with self._alone("cannot prepare the table"):
+            return tables.make_or_check(self._session, self._pipeline.sink, columns)
+
+    @contextmanager
+    def _alone(self, problem: str) -> Iterator[None]:
+        """Two drivers that start at once must not both make something."""
+        with _as_sink_error(problem), self._session.transaction():
+            self._session.run("SELECT pg_advisory_xact_lock(hashtextextended('avow', 0))")
+            yield
 
     def _migrate(self) -> None:
         session = self._session
