@@ -44,8 +44,8 @@ class _Daemon(Part):
         self._page_port = page_port
 
     def environment(self) -> dict[str, str]:
-        # The address is also the one that pages and executors bind to.
-        return {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+        # What Spark's own start scripts set: a worker needs it to start executors, which bind to the same address.
+        return {"SPARK_HOME": str(SPARK_HOME), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def command(self) -> list[str | Path]:
         # Small, and quick to start rather than quick for long: these two hardly work.
