@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pyspark
+import pytest
 
 from avow.engines.spark import spark_settings
 from avow.plan import load_checked
 
 FILE = Path(__file__).parents[2] / "examples" / "payments.toml"
+SPARKS_ZIP = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
 JARS = [Path("/a.jar"), Path("/b.jar")]
 
 
@@ -34,7 +39,8 @@ def test_only_a_local_master_gets_local_settings(tmp_path: Path) -> None:
     assert local["spark.master"].startswith("local[")
     assert local["spark.driver.host"] == "127.0.0.1"
     assert "spark.driver.host" not in cluster
-    assert "spark.driver.extraJavaOptions" not in cluster
+    assert "spark.jars" not in local
+    assert cluster["spark.jars"] == "/a.jar,/b.jar", "executors fetch them from the driver"
 
 
 def test_a_short_run_starts_with_the_first_compiler_only(tmp_path: Path) -> None:
@@ -42,10 +48,20 @@ def test_a_short_run_starts_with_the_first_compiler_only(tmp_path: Path) -> None
     assert "TieredStopAtLevel" not in settings(tmp_path)["spark.driver.extraJavaOptions"]
 
 
-def test_an_archive_is_used_where_the_driver_is_local(tmp_path: Path) -> None:
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077"])
+def test_the_driver_is_quiet_and_quick_whatever_the_master(tmp_path: Path, master: str) -> None:
     kept = Path("/cache/spark.jsa")
-    assert f"-XX:SharedArchiveFile={kept}" in settings(tmp_path, archive=kept)["spark.driver.extraJavaOptions"]
-    assert "SharedArchiveFile" not in str(settings(tmp_path, 'master = "yarn"', archive=kept))
+    found = settings(tmp_path, f'master = "{master}"', archive=kept)
+    assert f"-XX:SharedArchiveFile={kept}" in found["spark.driver.extraJavaOptions"]
+    assert "log4j2.configurationFile" in found["spark.driver.extraJavaOptions"]
+    assert found["spark.driver.extraClassPath"] == "/a.jar:/b.jar", "an archive holds what is on the class path"
+
+
+def test_a_failpoint_reaches_executors_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AVOW_FAILPOINT", "after-write:1:executor:/tmp")
+    assert settings(tmp_path, 'master = "yarn"')["spark.executorEnv.AVOW_FAILPOINT"] == "after-write:1:executor:/tmp"
+    monkeypatch.delenv("AVOW_FAILPOINT")
+    assert "AVOW" not in str(settings(tmp_path, 'master = "yarn"'))
 
 
 def test_jars_of_the_users_own_come_beside_ours(tmp_path: Path) -> None:
@@ -54,6 +70,22 @@ def test_jars_of_the_users_own_come_beside_ours(tmp_path: Path) -> None:
     assert local["spark.driver.extraClassPath"] == "/a.jar:/b.jar"
     assert settings(tmp_path, 'driver.extraClassPath = "/mine"')["spark.driver.extraClassPath"] == "/a.jar:/b.jar:/mine"
     assert settings(tmp_path, 'master = "yarn"\njars = "/mine.jar"')["spark.jars"] == "/a.jar,/b.jar,/mine.jar"
+
+
+def test_a_worker_keeps_the_zips_of_the_users_own(tmp_path: Path) -> None:
+    """Only Spark's own zips give way to the installed pyspark; a short path is not stumbled over."""
+    mine = tmp_path / "python" / "lib" / "mine.zip"
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys; from avow.engines import daemon; print(*sys.path, sep='\\n')"],
+        env=os.environ | {"PYTHONPATH": f"{SPARKS_ZIP}:{mine}:{tmp_path}:/mine.zip"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    path = told.stdout.splitlines()
+    assert str(SPARKS_ZIP) not in path
+    assert {str(mine), "/mine.zip"} <= set(path)
 
 
 WITHOUT_PANDAS = """

@@ -11,7 +11,8 @@ from pathlib import Path
 
 # Spark puts zips of its Python side first in the path, which Python compiles anew at every start. Where they lie in an
 # installed pyspark (site-packages/pyspark/python/lib), the very same modules are there, compiled.
-sys.path[:] = [entry for entry in sys.path if not (entry.endswith(".zip") and str(Path(entry).parents[3]) in sys.path)]
+INSTALLED = {str(Path(entry, "pyspark", "python", "lib")) for entry in sys.path}
+sys.path[:] = [entry for entry in sys.path if not (entry.endswith(".zip") and str(Path(entry).parent) in INSTALLED)]
 
 from pyspark.daemon import manager  # noqa: E402
 

@@ -1,13 +1,14 @@
 """Places where a test can end the process as a crash would: after the claim, in mid-write, after the write, ...
 
 Inert unless the environment names one: ``AVOW_FAILPOINT=NAME:BATCH:WHO:FOLDER`` kills with SIGKILL at point NAME of the
-first batch not below BATCH, once (FOLDER remembers that it fired): WHO is ``worker`` (this process alone) or ``run``
-(this process and all above it, up to the driver).
+first batch not below BATCH, once (FOLDER remembers that it fired): WHO is ``worker`` (this process alone), ``executor``
+(this process and all above it, up to the executor's JVM) or ``run`` (the same, up to the driver, where that is above).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL
 
@@ -17,21 +18,32 @@ VARIABLE = "AVOW_FAILPOINT"
 DRIVER = "AVOW_DRIVER_PID"
 
 
+def declared() -> dict[str, str]:
+    """What the environment names, for executors that have another one."""
+    return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+
+
 def failpoint(name: str, batch: int) -> None:
-    declared = os.environ.get(VARIABLE)
-    if not declared:
+    wish = os.environ.get(VARIABLE)
+    if not wish:
         return
-    point, first, who, folder = declared.split(":", 3)
+    point, first, who, folder = wish.split(":", 3)
     if point != name or batch < int(first):
         return
     try:
         Path(folder, f"fired-{point}").touch(exist_ok=False)
     except FileExistsError:
         return
-    driver = int(os.environ[DRIVER])
-    if who == "run":
-        for parent in psutil.Process().parents():
-            parent.send_signal(SIGKILL)
-            if parent.pid == driver:
-                break
+    for process in list(_above(who)):
+        process.send_signal(SIGKILL)
     os.kill(os.getpid(), SIGKILL)
+
+
+def _above(who: str) -> Iterator[psutil.Process]:
+    """The processes above this one that are to go too; none if the last of them is not above it."""
+    found = []
+    for process in psutil.Process().parents() if who != "worker" else []:
+        found.append(process)
+        if process.name() == "java" if who == "executor" else process.pid == int(os.environ.get(DRIVER, 0)):
+            yield from found
+            return

@@ -20,23 +20,28 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import os
 import shutil
+import socket
 import struct
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from avow import ledger
+from avow import __version__, ledger
 from avow.engines import failpoints, sql
 from avow.engines.progress import Observer, Progress
 from avow.engines.task import Preparing, Work, decoded, deliver, python_transform
@@ -59,10 +64,15 @@ from avow.sinks.postgres import PostgresTask, Store, tables
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
 LAG_EVERY_S = 1.0
+CONNECT_TIMEOUT_S = 5
+EXECUTORS_EXPECTED_S = 15
 SILENT = Observer()
 
-# Java options of a local driver: quiet, and for a short run, quick to start. The optimising compiler costs seconds
-# at the start and gives them back after a million records or so (measured with bench/postgres.py).
+# A driver that is its own executor needs no other address.
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+# Java options of the driver: quiet, and for a short run, quick to start. The optimising compiler costs seconds at the
+# start and gives them back after a million records or so (measured with bench/postgres.py).
 _QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
 JAVA = f"{_QUIET} -XX:+UseParallelGC"
 JAVA_SHORT = f"{_QUIET} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -92,6 +102,11 @@ RECORDS = (
 
 # Spark asks the broker twice for the log's ends at every poll, so polls should bring much. A user's own settings win.
 FETCH = {"max.poll.records": "50000", "max.partition.fetch.bytes": str(8 * 1024 * 1024)}
+
+EXECUTORS_ADVICE = (
+    "Tasks need the driver's Python, with the same avow and what it depends on: install them at the same path on every "
+    "machine, or send them with spark.archives and spark.pyspark.python. See docs/CLUSTER.md."
+)
 
 REPORT = "topic string, partition int, stop string, message string, advice string"
 _REPORT = pa.schema(
@@ -123,11 +138,14 @@ def spark_settings(pipeline: Pipeline, jars: list[Path], *, short: bool, archive
         "spark.kafka.consumer.cache.timeout": "30s",
         "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
     }
-    if master.startswith("local"):
-        java = JAVA_SHORT if short else JAVA
-        settings |= local_settings(jars, f"{java} -XX:SharedArchiveFile={archive}" if archive else java)
+    java = JAVA_SHORT if short else JAVA
+    settings |= driver_settings(jars, f"{java} -XX:SharedArchiveFile={archive}" if archive else java)
+    if _is_local(master):
+        settings |= LOOPBACK
     else:
+        # Executors fetch them from the driver. Theirs is another environment than ours, so a test's wish goes along.
         settings["spark.jars"] = ",".join(map(str, jars))
+        settings |= {f"spark.executorEnv.{name}": value for name, value in failpoints.declared().items()}
     # Jars of the user's own come to ours, they do not take their place.
     for key, separator in (("spark.jars", ","), ("spark.driver.extraClassPath", ":")):
         if key in given and key in settings:
@@ -135,11 +153,13 @@ def spark_settings(pipeline: Pipeline, jars: list[Path], *, short: bool, archive
     return settings | given
 
 
-def local_settings(jars: list[Path], java_options: str) -> dict[str, str]:
-    """What only a driver that is its own executor can have."""
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+def driver_settings(jars: list[Path], java_options: str) -> dict[str, str]:
+    """The driver's JVM. Whatever the master, it is a child of this process, on this machine."""
     return {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         # On the class path, not in spark.jars: only what is loaded from there can be kept ready in an archive.
         "spark.driver.extraClassPath": ":".join(map(str, jars)),
         "spark.driver.extraJavaOptions": java_options,
@@ -147,21 +167,58 @@ def local_settings(jars: list[Path], java_options: str) -> dict[str, str]:
 
 
 def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive: Path | None = None) -> SparkSession:
-    # The workers must run this very Python, with this very package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = spark_settings(pipeline, jars, short=short, archive=archive)
+    # The workers must run this very Python, with this very package, unless the file says where theirs is. Started from
+    # Python, pyspark looks at the variable alone.
+    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    os.environ["PYSPARK_PYTHON"] = python
+    _reach_master(settings["spark.master"])
     builder = SparkSession.builder
-    for key, value in spark_settings(pipeline, jars, short=short, archive=archive).items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     log = Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
     # py4j's first call imports it, and with it pandas, for a second: better now, while the JVM starts.
     threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
     try:
         with _standard_error_to(log):
-            return builder.getOrCreate()
-    except (PySparkException, RuntimeError) as error:
+            session = builder.getOrCreate()
+    except (PySparkException, Py4JError, RuntimeError) as error:
         raise ConfigError(
-            f"Spark does not start: {error}", advice=f"Check [spark]; `avow doctor` checks Java. Spark's own log: {log}"
+            f"Spark does not start: {_first_line(error)}",
+            advice=f"Check [spark]; `avow doctor` checks Java. Spark's own log: {log}",
         ) from error
+    if not _is_local(settings["spark.master"]):
+        _send_transform(session, pipeline)
+    return session
+
+
+def _send_transform(spark: SparkSession, pipeline: Pipeline) -> None:
+    """A transform that is one file goes to the executors. A package must be there, or come by spark.submit.pyFiles."""
+    if python_transform(pipeline) is None:
+        return
+    assert pipeline.transform is not None
+    assert pipeline.transform.python is not None
+    found = find_spec(pipeline.transform.python.partition(":")[0])
+    if found and found.has_location and "." not in found.name and not found.submodule_search_locations:
+        spark.sparkContext.addPyFile(str(found.origin))
+
+
+def _reach_master(master: str) -> None:
+    """Is there a standalone master? Spark itself would ask for a minute, and then not say so."""
+    if not master.startswith("spark://"):
+        return
+    problem = ""
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+            return
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    raise ConfigError(
+        f"no Spark master answers at {master}: {problem}",
+        advice="Check spark.master and that the master runs; its own page shows the address.",
+    )
 
 
 @contextmanager
@@ -212,7 +269,10 @@ class Run:
             store.prepare()
             known = log.partitions()
             spark = self._spark(self._once and _backlog(store, log, known) < SHORT_BELOW)
-            _warm_up(spark)
+            if _is_local(spark.conf.get("spark.master") or ""):
+                _warm_up(spark)
+            else:
+                _meet_executors(spark, self._stop, self._observer.event)
             if store.prepare_table(sink_columns(spark, pipeline)):
                 self._observer.event(f"made table {pipeline.sink.table}")
         self._attempts(spark)
@@ -232,7 +292,12 @@ class Run:
                     attempt.close()
             except tuple(STOPS.values()):
                 raise
-            except (AvowError, PySparkException, OSError) as error:
+            except (AvowError, PySparkException, Py4JError, OSError) as error:
+                if _has_ended(spark):
+                    raise AvowError(
+                        f"Spark has ended this application: {_first_line(error)}",
+                        advice="The master's page and Spark's own log say why. The ledger is whole: start again.",
+                    ) from error
                 failures = 1 if progressed else failures + 1
                 if failures > ATTEMPTS_WITHOUT_PROGRESS:
                     raise _last_word(error, failures) from error
@@ -248,19 +313,77 @@ def _backlog(store: Store, log: Log, known: Iterable[TopicPartition]) -> int:
     return sum(end - positions.get(where, earliest[where]) for where, end in log.stable_ends(known).items())
 
 
-def _warm_up(spark: SparkSession) -> None:
-    """Start the Python workers of a local master while the driver still prepares: they are the first batch's slow part.
+def _warm_up(spark: SparkSession) -> threading.Thread:
+    """Start the Python workers while the driver still prepares: they are the first batch's slow part.
 
     Whatever goes wrong here goes wrong in the first batch as well, and is told there.
     """
-    if not (spark.conf.get("spark.master") or "").startswith("local"):
-        return
 
     def one_job() -> None:
-        with suppress(PySparkException):
-            spark.range(1, numPartitions=1).mapInArrow(lambda rows: rows, "id long").collect()
+        with suppress(PySparkException, Py4JError):
+            _ask_executor(spark)
 
-    threading.Thread(target=one_job, name="warm-up", daemon=True).start()
+    thread = threading.Thread(target=one_job, name="warm-up", daemon=True)
+    thread.start()
+    return thread
+
+
+def _ask_executor(spark: SparkSession) -> str:
+    """The version of avow where tasks run."""
+    (answer,) = spark.range(1, numPartitions=1).mapInArrow(_tell_version, "version string").collect()
+    return str(answer.version)
+
+
+def _tell_version(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in rows:  # one row
+        yield pa.RecordBatch.from_arrays([_text(__version__)], ["version"])
+
+
+def _meet_executors(spark: SparkSession, stop: threading.Event, tell: Callable[[str], None]) -> None:
+    """One small task on the cluster, before anything is claimed: does it give executors, and have they this avow?
+
+    Spark waits for executors without end and without a word, and a missing package would look like a failure that may
+    pass.
+    """
+    answer: Future[str] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(_ask_executor(spark))
+        except (PySparkException, Py4JError) as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="executors", daemon=True).start()
+    late_at = time.monotonic() + EXECUTORS_EXPECTED_S
+    while not stop.is_set():
+        try:
+            version = answer.result(timeout=0.2)
+            break
+        except TimeoutError:
+            if time.monotonic() > late_at:
+                tell("waiting for executors: the cluster has given none yet, see the master's page")
+                late_at = math.inf
+        except (PySparkException, Py4JError) as error:
+            raise ConfigError(f"the executors cannot run avow: {_cause(error)}", advice=EXECUTORS_ADVICE) from error
+    else:
+        return
+    if version != __version__:
+        raise ConfigError(f"the executors have avow {version}, the driver has {__version__}", advice=EXECUTORS_ADVICE)
+
+
+def _cause(error: BaseException) -> str:
+    """Why a Python worker did not come up: what it said itself, if it said anything."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if "No module named" in line or "Cannot run program" in line]
+    return said[-1] if said else _first_line(error)
+
+
+def _has_ended(spark: SparkSession) -> bool:
+    """Whether the application is over, by the master's will or with its JVM: no attempt on it can succeed."""
+    try:
+        return bool(spark._jsc.sc().isStopped())
+    except Py4JError:
+        return True
 
 
 def _last_word(error: Exception, failures: int) -> AvowError:
@@ -272,7 +395,11 @@ def _last_word(error: Exception, failures: int) -> AvowError:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, Py4JJavaError):
+        # The first line of these names a call of py4j's own; Java's words begin with a colon.
+        lines = [line.removeprefix(": ") for line in lines if line.startswith(": ")] or lines
+    return (lines[0] if lines else type(error).__name__)[:300]
 
 
 def sink_columns(spark: SparkSession, pipeline: Pipeline) -> list[tables.Column]:
@@ -314,7 +441,7 @@ class _Attempt:
 
     def close(self) -> None:
         if self._query is not None:
-            with suppress(PySparkException):
+            with suppress(PySparkException, Py4JError):
                 self._query.stop()
         self._store.close()
         self._log.close()

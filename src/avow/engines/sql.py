@@ -1,8 +1,8 @@
 """Transforms by SQL on Spark: decode, then the query, then write, in one narrow pass.
 
 The query runs between two Python functions of the same Spark task. Dead letters, tombstones and the count of records
-cannot pass through somebody's WHERE, so the first function leaves them in a *note*: a file of the executor, named after
-the task attempt, complete when the last row has gone through, read and removed by the second.
+cannot pass through somebody's WHERE, so the first function leaves them in a *note*: a file in the executor's own
+folder, named after the task attempt, complete when the last row has gone through, read and removed by the second.
 
 Owns: the narrow check, the note, and what columns a transform gives. Must not know: the ledger or any sink's SQL.
 """
@@ -10,8 +10,8 @@ Owns: the narrow check, the note, and what columns a transform gives. Must not k
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,8 +205,10 @@ def decode_frame(frame: DataFrame, work: Work) -> DataFrame:
 def _note_path(work: Work) -> Path:
     context = TaskContext.get()
     assert context is not None
-    name = f"avow-{work.pipeline.name}-{work.run}-{work.batch}-{context.taskAttemptId()}.note"
-    return Path(tempfile.gettempdir(), name)
+    # Spark's folder of this executor and this application: nobody else writes there (what is read back is a pickle), no
+    # other pipeline of the same name can meet this one, and Spark removes it, also after an executor was killed.
+    folder = os.environ["SPARK_LOCAL_DIRS"].split(",")[0]
+    return Path(folder, f"avow-{work.batch}-{context.taskAttemptId()}.note")
 
 
 def take_note(work: Work) -> Note | None:

@@ -178,14 +178,15 @@ def decode_batch(batch: pa.RecordBatch, todo: OffsetRange, pipeline: Pipeline) -
 
 def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: OffsetRange) -> Preparing:
     """Decode records, and put them through the Python transform if there is one."""
-    decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
-    change = python_transform(pipeline)
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
         with one_ahead(each(todo)) as ready:
             yield from ready
 
     def each(todo: OffsetRange) -> Iterator[Prepared]:
+        decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
+        # Looked up here, inside the act: a module that this executor lacks is then told by name, and not tried again.
+        change = python_transform(pipeline)
         position = planned.start
         for batch in records:
             check_batch(batch, planned, position)
@@ -319,7 +320,9 @@ def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.
         )
     offset = pipeline.sink.lineage[2]
     before, after = rows.column(offset), out.column(offset)
-    if not pc.all(pc.is_in(after, value_set=before)).as_py() or np.any(np.diff(numbers(after)) < 0):
+    # Without ``min_count`` the answer about no row at all is neither yes nor no.
+    known = pc.all(pc.is_in(after, value_set=before), min_count=0).as_py()
+    if not known or np.any(np.diff(numbers(after)) < 0):
         raise ConfigError(
             f"transform: {offset} was changed or put out of order",
             advice="Every row keeps its record's identity, and rows stay in the order of their offsets.",

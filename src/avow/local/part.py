@@ -7,6 +7,7 @@ command line still names the part's own folder. Nothing is ever ended by name.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -62,6 +63,10 @@ class Part(ABC):
         """The user to run as, where it is not who we are."""
         return {}
 
+    def environment(self) -> dict[str, str]:
+        """Variables that it gets beside our own."""
+        return {}
+
     @abstractmethod
     def command(self) -> list[str | Path]:
         """What to run. It must name the part's folder: that is how its pid is recognised."""
@@ -104,6 +109,7 @@ class Part(ABC):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
+                env=os.environ | self.environment(),
                 **self.identity(),
                 start_new_session=True,  # a Ctrl-C in the terminal is not meant for it
             )

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from avow.engines.spark import JAVA_SHORT, local_settings, spark_session
+from avow.engines.spark import JAVA_SHORT, LOOPBACK, driver_settings, spark_session
 from avow.errors import LocalError
 from avow.local import jars, java
 from avow.settings import Pipeline
@@ -82,7 +82,7 @@ def _class_path() -> list[Path]:
 def _train(path: Path) -> None:
     """In a process of its own: what a run does, as far as it goes without a broker, then the JVM writes its archive."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = local_settings(_class_path(), f"{JAVA_SHORT} -XX:ArchiveClassesAtExit={path}")
+    settings = LOOPBACK | driver_settings(_class_path(), f"{JAVA_SHORT} -XX:ArchiveClassesAtExit={path}")
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     for key, value in settings.items():
         builder = builder.config(key, value)
