@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -400,3 +402,48 @@ def test_the_class_archive_is_really_used(scenario: Make) -> None:
     told = subprocess.run([again[0], "-Xlog:class+load", *again[1:]], capture_output=True, text=True, check=True).stdout
     from_archive = told.count("source: shared objects file (top)")
     assert from_archive > 100, f"{from_archive} classes came from {spark.archive()}"
+
+
+def test_a_value_of_20_mb(scenario: Make) -> None:
+    """Between small ones, on a topic that lets it in: nothing is cut and nothing stands in line behind it."""
+    s = scenario(partitions=1, max_message_bytes=str(32 << 20))
+    note = "0123456789abcdef" * (20 << 16)
+    big = json.dumps({"id": 1, "account": "a", "amount": 1.0, "note": note}).encode()
+    assert len(big) > 20 << 20
+    producer = Producer(
+        {"bootstrap.servers": s.cluster.bootstrap, "message.max.bytes": 64 << 20}, logger=metadata.QUIET
+    )
+    for value in (payment(0), big, payment(2)):
+        producer.produce(s.topic, value, partition=0)
+    assert producer.flush(60) == 0
+    s.drain(s.file())
+    assert s.ids() == {0: 1, 1: 1, 2: 1}
+    assert s.rows(f'SELECT length(note), md5(note) FROM "{s.table}" WHERE id = 1') == [
+        (len(note), hashlib.md5(note.encode()).hexdigest())
+    ]
+
+
+def test_a_deadlock_with_somebody_else_is_retried(scenario: Make) -> None:
+    """Somebody holds row 2 and wants row 1, the task holds row 1 and wants row 2: PostgreSQL ends the task's side."""
+    s = scenario(partitions=1)
+    path = s.file(sink=sink(s, 'mode = "upsert"', 'key = ["id"]'))
+    s.produce([payment(1), payment(2)])
+    s.drain(path)
+    before = s.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")[0][0]
+    s.produce([json.dumps({"id": n, "account": "later", "amount": 1.0, "note": ""}).encode() for n in (1, 2)])
+    with psycopg.connect(s.url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(f'UPDATE "{s.table}" SET note = %s WHERE id = 2', ["theirs"])
+        draining = pool.submit(s.drain, path)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+        deadline = time.monotonic() + 60
+        while not s.rows(waiting, f"%{s.table}%")[0][0]:
+            assert time.monotonic() < deadline, "the task never waited"
+            time.sleep(0.02)
+        other.execute(f'UPDATE "{s.table}" SET note = %s WHERE id = 1', ["theirs"])
+        other.commit()
+        draining.result(120)
+    assert s.rows(f'SELECT id, account FROM "{s.table}" ORDER BY id') == [(1, "later"), (2, "later")]
+    deadline = time.monotonic() + 30
+    while s.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")[0][0] == before:
+        assert time.monotonic() < deadline, "there was no deadlock: the test proves nothing"
+        time.sleep(0.2)
