@@ -10,20 +10,17 @@ but the connection and the quoting of names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from adbc_driver_manager import Error as DatabaseError
 
 from avow.audit.findings import Offsets
 from avow.audit.judge import Known
-from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.settings import Pipeline, Postgres
-from avow.sinks.postgres.session import Session, literal, message, name
+from avow.sinks.postgres.session import Session, as_sink_error, literal, name
 from avow.sinks.postgres.tables import full_name
 
 
@@ -32,7 +29,7 @@ class Reading(Session):
 
     def __init__(self, sink: Postgres, snapshot: str | None = None) -> None:
         super().__init__(sink.url.get_secret_value(), "avow-audit")
-        with _as_sink_error("cannot read one snapshot"):
+        with as_sink_error("cannot read one snapshot"):
             self.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot is not None:
                 self.run(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
@@ -48,12 +45,12 @@ class Reading(Session):
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """The result as it comes, never all of it at once."""
-        with _as_sink_error("cannot read the sink"), self.reader(sql) as reader:
+        with as_sink_error("cannot read the sink"), self.reader(sql) as reader:
             yield from reader
 
     def numbers(self, sql: str) -> list[Offsets]:
         """Columns of whole numbers."""
-        with _as_sink_error("cannot read the sink"), self.reader(sql) as reader:
+        with as_sink_error("cannot read the sink"), self.reader(sql) as reader:
             return [column.to_numpy() for column in reader.read_all().columns]
 
 
@@ -64,7 +61,7 @@ def has_ledger(reading: Reading) -> bool:
 
 def known(reading: Reading, pipeline: Pipeline) -> dict[TopicPartition, Known]:
     """The ledger of this pipeline."""
-    with _as_sink_error("cannot read the ledger"):
+    with as_sink_error("cannot read the ledger"):
         lines = reading.query(
             "SELECT topic, partition, start, position, topic_id, run, read, written, dead, skipped,"
             " last_offset, last_timestamp_ms, last_crc32 FROM avow.ledger WHERE pipeline = $1 ORDER BY 1, 2",
@@ -100,7 +97,7 @@ def _mine(pipeline: Pipeline, where: TopicPartition) -> str:
 def row_counts(reading: Reading, sink: Postgres) -> dict[TopicPartition, int]:
     """How many rows of which partition the table holds."""
     topic, partition, _, _ = map(name, sink.lineage)
-    with _as_sink_error(f"cannot read table {sink.table}"):
+    with as_sink_error(f"cannot read table {sink.table}"):
         lines = reading.query(f"SELECT {topic}, {partition}, count(*) FROM {full_name(sink.table)} GROUP BY 1, 2")
     return {TopicPartition(*line[:2]): line[2] for line in lines}
 
@@ -109,7 +106,7 @@ def rows_below(reading: Reading, sink: Postgres, where: TopicPartition, offset: 
     """How many rows of a partition lie below an offset."""
     if not offset:
         return 0
-    with _as_sink_error(f"cannot read table {sink.table}"):
+    with as_sink_error(f"cannot read table {sink.table}"):
         below = f"{_of(sink, where)} AND {name(sink.lineage[2])} < {offset}"
         found = reading.query(f"SELECT count(*) FROM {full_name(sink.table)} WHERE {below}")
     return int(found[0][0])
@@ -150,13 +147,3 @@ class Ordered:
             yield self._ahead
             self._ahead = None
         yield from self._batches
-
-
-@contextmanager
-def _as_sink_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except DatabaseError as error:
-        raise SinkError(
-            f"{what}: {message(error)}", advice="Check the table and the rights of sink.url's user."
-        ) from None

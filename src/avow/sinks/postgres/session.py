@@ -124,6 +124,17 @@ class Session:
             self._database.close()
 
 
+@contextmanager
+def as_sink_error(what: str) -> Iterator[None]:
+    """An error of the database is told as ours, with what was tried."""
+    try:
+        yield
+    except DatabaseError as error:
+        raise SinkError(
+            f"{what}: {message(error)}", advice="Check the server's log and the rights of sink.url's user."
+        ) from None
+
+
 def refused(error: DatabaseError) -> bool:
     """Whether the server refused a row for what is in it (SQLSTATE class 22 or 23), and not for something passing."""
     return (error.sqlstate or "")[:2] in ("22", "23")

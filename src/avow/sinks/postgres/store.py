@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from adbc_driver_manager import Error as DatabaseError
-
 from avow import ledger
 from avow.errors import PositionMoved, ProtocolViolation, SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.postgres import tables
-from avow.sinks.postgres.session import Session, message
+from avow.sinks.postgres.session import Session, as_sink_error
 
 # Each is run once, in order, in one transaction with the version it makes. Never edit one that has been released.
 MIGRATIONS = (
@@ -168,7 +166,7 @@ class Store:
     @contextmanager
     def _alone(self, problem: str) -> Iterator[None]:
         """Two drivers that start at once must not both make something."""
-        with _as_sink_error(problem), self._session.transaction():
+        with as_sink_error(problem), self._session.transaction():
             self._session.run("SELECT pg_advisory_xact_lock(hashtextextended('avow', 0))")
             yield
 
@@ -191,7 +189,7 @@ class Store:
     def open_run(self) -> int:
         """Begin a run: take its number, fence the older ones, and end what is left of them on the server."""
         pipeline = self._pipeline
-        with _as_sink_error("cannot begin a run"), self._session.transaction():
+        with as_sink_error("cannot begin a run"), self._session.transaction():
             self._session.run("LOCK TABLE avow.runs IN EXCLUSIVE MODE")
             entries = self.entries()
             known = self._session.query(
@@ -207,7 +205,7 @@ class Store:
         # After the number is taken and before the fence: a stopped zombie may sit on a row's lock in mid-COPY, where no
         # time-out of the server reaches it. Ending its session is what frees the row.
         self._end_older_sessions(run)
-        with _as_sink_error("cannot fence older runs"), self._session.transaction():
+        with as_sink_error("cannot fence older runs"), self._session.transaction():
             for where, entry in self.entries(lock=True).items():
                 fenced = ledger.fence(entry, run)
                 self._session.run(
@@ -231,7 +229,7 @@ class Store:
 
     def entries(self, *, lock: bool = False) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline, in one order so that two who lock cannot deadlock."""
-        with _as_sink_error("cannot read the ledger"):
+        with as_sink_error("cannot read the ledger"):
             rows = self._session.query(
                 f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1 ORDER BY topic, partition"
                 f"{' FOR UPDATE' if lock else ''}",
@@ -241,7 +239,7 @@ class Store:
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
-        with _as_sink_error("cannot write first positions"), self._session.transaction():
+        with as_sink_error("cannot write first positions"), self._session.transaction():
             for where, entry in entries.items():
                 self._session.run(
                     "INSERT INTO avow.ledger (pipeline, topic, partition, position, start, topic_id, run, read,"
@@ -254,20 +252,10 @@ class Store:
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = ledger.NOTHING) -> None:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
-        with _as_sink_error(f"cannot claim {done}"), self._session.transaction():
+        with as_sink_error(f"cannot claim {done}"), self._session.transaction():
             name = self._pipeline.name
             entry = read_entry(self._session, name, done.topic, done.partition, lock=True)
             todo = ledger.judge(entry.position, done)
             if todo:
                 after = ledger.claim(entry, todo, run, counts)
                 write_claim(self._session, name, entry, after, todo, batch)
-
-
-@contextmanager
-def _as_sink_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except DatabaseError as error:
-        raise SinkError(
-            f"{what}: {message(error)}", advice="Check the server's log and the rights of sink.url's user."
-        ) from None
