@@ -103,6 +103,14 @@ def test_the_example_is_loadable() -> None:
     assert pipeline.transform.sql == "SELECT *, amount * 100 AS cents FROM records WHERE amount > 0"
 
 
+def test_the_cluster_example_is_loadable() -> None:
+    pipeline = load(ROOT / "examples/cluster/payments.toml", ENV | {"SPARK_MASTER": "spark://host:7077"})
+    assert str(pipeline.spark["spark.master"]) != "spark://host:7077", "what comes from the environment is not shown"
+    assert revealed(pipeline.spark)["spark.master"] == "spark://host:7077"
+    assert pipeline.transform is not None
+    assert pipeline.transform.python == "rules:in_cents"
+
+
 def test_the_tree_is_frozen_and_can_be_sent_to_executors(write: Path) -> None:
     pipeline = loaded(write)
     with pytest.raises(ValidationError, match="frozen"):
