@@ -1,0 +1,154 @@
+"""One cell's pipeline: its file, topic, table, driver and workload. What a fault is handed.
+
+Owns: making these and asking them how far they are. Must not know: faults or verdicts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from avow.errors import LocalError
+from avow.prove import check
+from avow.prove.cells import ENGINES, Cell
+from avow.prove.driver import Driver
+from avow.prove.site import Site
+from avow.prove.workload import Workload
+
+FILE = """\
+name = "{name}"
+guarantee = "{guarantee}"
+engine = "{engine}"
+
+[source]
+brokers = "{brokers}"
+topics = ["{name}"]
+kafka."metadata.max.age.ms" = 1000
+
+[decode]
+format = "json"
+schema = "{schema}"
+
+[sink]
+kind = "{sink}"
+url = "${{env:DATABASE_URL}}"
+table = "{table}"
+mode = "{mode}"
+{key}
+[batch]
+interval = "200ms"
+max_records = {batch}
+{engine_lines}
+"""
+
+
+class Scene:
+    def __init__(self, cell: Cell, site: Site, folder: Path, name: str, note: Callable[[str], None]) -> None:
+        self.cell, self.site, self.folder, self.name = cell, site, folder, name
+        self.note = note  # tells the history
+        self.topic = name
+        self.table = name.replace("-", "_")
+        self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
+        self.temporary.mkdir(parents=True)
+        self.workload: Workload  # once the cell has begun
+        self.drivers: list[Driver] = []
+        self._env: dict[str, str] = {}  # the newest driver's
+
+    # The pipeline.
+
+    def write_file(self, brokers: str, *, batch: int) -> Path:
+        path = self.folder / ("pipeline.toml" if brokers == self.site.pipeline_brokers else "audit.toml")
+        cell = self.cell
+        engine = "\n".join(f"[{section}]\n{lines}" for section, lines in ENGINES[cell.engine].items())
+        path.write_text(
+            FILE.format(
+                name=self.name,
+                guarantee=cell.guarantee,
+                engine=cell.engine,
+                brokers=brokers,
+                schema=check.SCHEMA,
+                sink=cell.sink,
+                table=self.table,
+                mode=cell.mode,
+                key="" if cell.mode == "append" else 'key = ["k"]\n',
+                batch=batch,
+                engine_lines=engine,
+            )
+        )
+        return path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "pipeline.toml"
+
+    @property
+    def driver(self) -> Driver:
+        """The newest."""
+        return self.drivers[-1]
+
+    def start(self, *options: str, env: Mapping[str, str] | None = None) -> Driver:
+        log = self.folder / f"run-{len(self.drivers) + 1}.log"
+        given = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
+        self._env = given
+        self.drivers.append(Driver(self.file, log, given, *options))
+        self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}")
+        return self.driver
+
+    def driver_has(self, env: Mapping[str, str]) -> bool:
+        """Whether the newest driver was started with these settings."""
+        return env.items() <= self._env.items()
+
+    def end(self) -> None:
+        for driver in self.drivers:
+            driver.end()
+
+    # How far it is. Asked past the proxies, and while the database may be down.
+
+    def rows(self) -> int | None:
+        """How many rows the table has; None while the database does not answer."""
+        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self.table))
+        try:
+            with psycopg.connect(self.site.url, connect_timeout=2) as connection:
+                found = connection.execute(query).fetchone()
+                return int(found[0]) if found else None
+        except psycopg.errors.UndefinedTable:
+            return 0
+        except psycopg.OperationalError:
+            return None
+
+    def positions(self) -> dict[int, int]:
+        with suppress(psycopg.OperationalError):
+            return check.read_positions(self.site.url, self.name)
+        return {}
+
+    def claimed(self) -> int:
+        return sum(self.positions().values())
+
+    def until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def until_claimed_more(self, than: int, timeout_s: float = 90) -> bool:
+        """Whether the pipeline moves on. A driver that ended cannot."""
+        return self.until(lambda: self.claimed() > than or not self.driver.alive, timeout_s) and self.claimed() > than
+
+    def caught_up(self) -> bool:
+        ends, positions = self.site.ends(self.topic), self.positions()
+        return all(positions.get(number, 0) >= end for number, end in ends.items())
+
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(self.site.url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def require(self, met: bool, what: str) -> None:
+        if not met:
+            raise LocalError(what, advice=f"The driver's logs are in {self.folder}")
