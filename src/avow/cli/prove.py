@@ -16,11 +16,13 @@ from rich.console import Console
 from avow.cli import plain
 from avow.errors import ConfigError
 from avow.guarantee import Guarantee
+from avow.plan import load_checked
 from avow.prove import history, report
 from avow.prove.cells import ENGINES, FAULTS, Cell, Verdict, matrix, quick
 from avow.sinks import SINKS
 
 if TYPE_CHECKING:  # they bring Spark with them, which `--list` need not wait for
+    from avow.prove.form import Form
     from avow.prove.runner import Outcome
 
 COLOURS = {
@@ -47,6 +49,9 @@ MODES = tuple(dict.fromkeys(mode for sink in SINKS.values() for mode in sink.off
 @click.option("--sink", "sinks", multiple=True, type=click.Choice(list(SINKS)))
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES))
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)))
+@click.option(
+    "--pipeline", type=click.Path(dir_okay=False, path_type=Path), help="Prove this pipeline, in a scratch place."
+)
 @click.option("--seed", type=click.IntRange(0), help="Decides every choice. A fresh one by default; it is shown.")
 @click.option("--records", type=click.IntRange(100), default=2_000, show_default=True, help="Of a cell, at least.")
 @click.option("--minutes", type=click.FloatRange(0), default=0, help="Repeat a cell's faults for so long.")
@@ -63,6 +68,7 @@ def prove(
     sinks: tuple[str, ...],
     modes: tuple[str, ...],
     engines: tuple[str, ...],
+    pipeline: Path | None,
     seed: int | None,
     records: int,
     minutes: float,
@@ -77,8 +83,13 @@ def prove(
     Starts a cluster of its own (three Kafka nodes and PostgreSQL, in a temporary folder), and for each cell a pipeline
     as a real process under a steady load of numbered records. Then it kills, pauses, cuts and fills, heals, drains,
     and compares. A fault that cannot be shown to have happened proves nothing, and the cell is unknown.
+
+    With --pipeline the pipelines are yours: the file's schema, transform, sink, mode and guarantee, with records made
+    from its schema. Its own topics and tables are not touched.
     """
-    source = quick() if is_quick else matrix()
+    own, declared = _own(pipeline) if pipeline else (None, None)
+    # A pipeline of one's own has one guarantee: there, quick is one cell per fault under that one.
+    source = matrix() if not is_quick else quick() if declared is None else quick(declared[0], declared[2])
     cells = [
         cell
         for cell in source
@@ -87,6 +98,7 @@ def prove(
         and (not sinks or cell.sink in sinks)
         and (not modes or cell.mode in modes)
         and (not engines or cell.engine in engines)
+        and (declared is None or cell.canary or (cell.guarantee, cell.sink, cell.mode, cell.engine) == declared)
     ]
     console = Console(highlight=False, soft_wrap=True)
     if only_list:
@@ -103,11 +115,25 @@ def prove(
         cells = [cell for cell in cells if cell.name not in done]
     # A polite kill must still take the cluster down.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    raise SystemExit(_prove(console, cells, out, (seed, records, minutes), jobs, keep))
+    raise SystemExit(_prove(console, cells, out, (seed, records, minutes), jobs, keep, own))
+
+
+def _own(file: Path) -> tuple[Form, tuple[str, str, str, str]]:
+    """A user's pipeline, and the one column of the matrix that it declares."""
+    from avow.prove.form import Own
+
+    pipeline = load_checked(file)
+    return Own(file, pipeline), (pipeline.guarantee, pipeline.sink.kind, pipeline.sink.mode, pipeline.engine)
 
 
 def _prove(
-    console: Console, cells: list[Cell], out: Path, numbers: tuple[int, int, float], jobs: int, keep: bool
+    console: Console,
+    cells: list[Cell],
+    out: Path,
+    numbers: tuple[int, int, float],
+    jobs: int,
+    keep: bool,
+    own: Form | None,
 ) -> int:
     # Imported here: Spark's Python side takes a second, and a bad option should be told at once.
     from avow.prove.runner import Options, prove
@@ -123,6 +149,7 @@ def _prove(
             options,
             jobs=jobs,
             keep=keep,
+            own=own,
             tell=lambda cell, text: status.update(f"{plain(cell.name)}: {plain(text)}"),
         ):
             outcomes.append(outcome)

@@ -26,6 +26,7 @@ from psycopg import sql
 from avow.guarantee import Anomaly
 
 READ_TIMEOUT_S = 60
+HEADER = "avow-number"  # every record carries its number here too, whatever its value is
 SCHEMA = "n long not null, k long not null, crc long not null, body string not null"
 _QUIET = logging.getLogger("avow.prove.check")
 _QUIET.addHandler(logging.NullHandler())
@@ -179,8 +180,8 @@ def read_positions(url: str, pipeline: str) -> dict[int, int]:
             return {}
 
 
-def read_log(bootstrap: str, topic: str) -> Counter[int]:
-    """How often each number is in the topic, for a reader of committed records that has read nothing before."""
+def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
+    """(partition, offset) -> number, for a reader of committed records that has read nothing before."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -191,7 +192,7 @@ def read_log(bootstrap: str, topic: str) -> Counter[int]:
         },
         logger=_QUIET,
     )
-    numbers: Counter[int] = Counter()
+    found: dict[tuple[int, int], int] = {}
     try:
         partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
         left = set(partitions)
@@ -202,11 +203,12 @@ def read_log(bootstrap: str, topic: str) -> Counter[int]:
                 raise TimeoutError(f"{topic} could not be read to its end within {READ_TIMEOUT_S} s")
             error = message.error()
             if error is None:
-                numbers[json.loads(message.value() or b"{}").get("n", -1)] += 1
+                number = int(dict(message.headers() or [])[HEADER])
+                found[message.partition(), message.offset()] = number
             elif error.code() == KafkaError._PARTITION_EOF:
                 left.discard(message.partition())
             elif not error.retriable():
                 raise KafkaException(error)
     finally:
         consumer.close()
-    return numbers
+    return found

@@ -16,7 +16,6 @@ import random
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +67,7 @@ class Fault:
         raise NotImplementedError
 
     def hold(self) -> None:
-        time.sleep(self.hold_s)
+        self.scene.sleep(self.hold_s)
 
     def heal(self) -> None:
         """Nothing by default: what died is started again by the runner."""
@@ -688,7 +687,12 @@ class TopicRecreated(Fault):
         # Numbers that the first life never had: one of them in the table would be a phantom.
         count = sum(before.values()) + 100 * len(before)
         again = Workload(
-            *(self.site.bootstrap, scene.topic), partitions=len(before), records=0, rate=1, first=100_000_000
+            *(self.site.bootstrap, scene.topic),
+            partitions=len(before),
+            records=0,
+            rate=1,
+            first=100_000_000,
+            value=scene.form.value,
         )
         again.burst(count)
         after = self.site.ends(scene.topic)
@@ -759,7 +763,7 @@ class PartitionsAdded(Fault):
         client: AdminClient = self.site.admin()
         client.create_partitions([NewPartitions(topic, self._new + 1)])[topic].result()
         self.scene.until(lambda: len(self.site.partitions(topic)) > self._new, 30)
-        time.sleep(2)  # until the producer has looked again
+        self.scene.sleep(2)  # until the producer has looked again
         workload.partitions = self._new + 1
 
     def fired(self) -> str:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from signal import SIGKILL
 from typing import Any
 from uuid import uuid4
@@ -35,6 +35,7 @@ from avow.prove import check
 from avow.prove.cells import Cell, Seen, Step, Verdict, judge, schedule
 from avow.prove.check import Fate
 from avow.prove.faults import BUILT, CannotRun, Fault
+from avow.prove.form import Form, Numbered
 from avow.prove.history import History
 from avow.prove.scene import Scene
 from avow.prove.site import Site
@@ -67,6 +68,32 @@ class Outcome:
     seconds: float = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What all cells of a proof share."""
+
+    folder: Path
+    options: Options
+    history: History
+    judges: Judges
+    tell: Tell
+    keep: bool = False
+    own: Form | None = None  # a user's pipeline; canaries are always the harness's own
+
+    def form(self, cell: Cell) -> Form:
+        return self.own if self.own and not cell.canary else Numbered()
+
+    def note(self, cell: Cell, text: str) -> None:
+        self.history.add("note", cell.name, text=text)
+        self.tell(cell, text)
+
+    def told(self, cell: Cell, verdict: Verdict, why: str, seconds: float = 0, seen: Seen | None = None) -> Outcome:
+        details: dict[str, Any] = asdict(seen) if seen else {}
+        told = {"verdict": verdict, "why": why, "seconds": round(seconds, 1), "seed": self.options.seed}
+        self.history.add("verdict", cell.name, **told, **details)
+        return Outcome(cell, verdict, why, seconds)
+
+
 class Judges:
     """The audit, on a Spark of its own that all cells share: one JVM less to wait for in each."""
 
@@ -95,23 +122,35 @@ class Judges:
 
 
 def prove(
-    cells: Iterable[Cell], folder: Path, options: Options, *, jobs: int = 1, keep: bool = False, tell: Tell
+    cells: Iterable[Cell],
+    folder: Path,
+    options: Options,
+    *,
+    tell: Tell,
+    jobs: int = 1,
+    keep: bool = False,
+    own: Form | None = None,
 ) -> Iterator[Outcome]:
-    """Play cells, ``jobs`` at a time, each on a cluster of its own. Outcomes come as they are reached."""
-    history = History(folder)
-    history.add("proof", seed=options.seed, options=asdict(options), versions=versions())
-    waiting: SimpleQueue[Cell] = SimpleQueue()
+    """Play cells, on ``jobs`` clusters side by side. Outcomes come as they are reached."""
     listed = list(cells)
+    if not listed:
+        return
+    waiting: SimpleQueue[Cell] = SimpleQueue()
     for cell in listed:
         waiting.put(cell)
     done: SimpleQueue[Outcome | BaseException] = SimpleQueue()
-    judges = Judges()
+    proof = Proof(folder, options, History(folder), Judges(), tell, keep, own)
+    proof.history.add("proof", seed=options.seed, options=asdict(options), versions=versions())
+    sites: list[Site] = []
 
     def work(number: int) -> None:
         try:
             with _site(folder / f"cluster-{number}") as site:
-                while not waiting.empty():
-                    done.put(play(waiting.get(), site, folder, options, history, judges, tell, keep))
+                sites.append(site)
+                turns = _Turns(waiting)
+                with ThreadPoolExecutor(CELLS_AT_ONCE) as pool:
+                    for _ in range(CELLS_AT_ONCE):
+                        pool.submit(_play_all, turns, site, proof, done)
         except BaseException as error:  # noqa: BLE001 - told in the main thread
             done.put(error)
 
@@ -125,10 +164,70 @@ def prove(
                     raise outcome
                 yield outcome
         finally:
-            while not waiting.empty():
-                waiting.get()
-    judges.close()
-    history.close()
+            with suppress(Empty):
+                while True:
+                    waiting.get_nowait()
+            for site in sites:
+                site.closing.set()
+    proof.judges.close()
+    proof.history.close()
+
+
+# One cell is drained and judged while the next one starts: neither minds the other, and both mostly wait.
+CELLS_AT_ONCE = 2
+
+
+class _Turns:
+    """Who may hurt a cluster. A cell takes its turn to start and to do its faults, and passes it on before the drain;
+    the next one starts meanwhile, and does no harm before the one before it is judged."""
+
+    def __init__(self, waiting: SimpleQueue[Cell]) -> None:
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._last = threading.Event()
+        self._last.set()
+
+    def take(self) -> tuple[Cell, _Turn] | None:
+        self._lock.acquire()
+        try:
+            cell = self._waiting.get_nowait()
+        except Empty:
+            self._lock.release()
+            return None
+        turn = _Turn(self._lock, self._last)
+        self._last = turn.judged
+        return cell, turn
+
+
+class _Turn:
+    def __init__(self, lock: threading.Lock, before: threading.Event) -> None:
+        self._lock: threading.Lock | None = lock
+        self._before = before
+        self.judged = threading.Event()
+
+    def begin_harm(self) -> None:
+        self._before.wait()
+
+    def end_harm(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock:
+            lock.release()
+
+    def end(self) -> None:
+        self.end_harm()
+        self.judged.set()
+
+
+def _play_all(turns: _Turns, site: Site, proof: Proof, done: SimpleQueue[Outcome | BaseException]) -> None:
+    while taken := turns.take():
+        cell, turn = taken
+        try:
+            done.put(play(cell, site, proof, turn))
+        except BaseException as error:  # noqa: BLE001 - told in the main thread
+            done.put(error)
+            return
+        finally:
+            turn.end()
 
 
 @contextmanager
@@ -158,35 +257,21 @@ def versions() -> dict[str, str]:
     }
 
 
-def play(
-    cell: Cell,
-    site: Site,
-    folder: Path,
-    options: Options,
-    history: History,
-    judges: Judges,
-    tell: Tell,
-    keep: bool = False,
-) -> Outcome:
+def play(cell: Cell, site: Site, proof: Proof, turn: _Turn) -> Outcome:
     """One cell, from an empty topic to its verdict."""
     started = time.monotonic()
-    steps = schedule(cell, options.seed, options.minutes)
-    history.add("cell", cell.name, schedule=[asdict(step) for step in steps], replay=cell.options(options.seed))
+    steps = schedule(cell, proof.options.seed, proof.options.minutes)
+    replay = cell.options(proof.options.seed)
+    proof.history.add("cell", cell.name, schedule=[asdict(step) for step in steps], replay=replay)
     if cell.fault.missing:
-        return _told(cell, history, Verdict.NOT_RUN, cell.fault.missing, 0, options)
+        return proof.told(cell, Verdict.NOT_RUN, cell.fault.missing)
     name = f"p-{cell.fault.name}-{uuid4().hex[:6]}"
-    place = folder / "cells" / name
+    place = proof.folder / "cells" / name
     place.mkdir(parents=True)
-
-    def note(text: str) -> None:
-        history.add("note", cell.name, text=text)
-        tell(cell, text)
-
-    scene = Scene(cell, site, place, name, note)
-    played = _Played(scene, steps, options, history, judges)
+    scene = Scene(cell, proof.form(cell), site, place, name, lambda text: proof.note(cell, text))
+    played = _Played(scene, steps, proof, turn)
     seen: Seen | None = None
     try:
-        site.mend()
         seen = played.play()
         verdict, why = judge(cell, seen)
     except CannotRun as error:
@@ -196,34 +281,18 @@ def play(
     finally:
         scene.end()
         played.close()
-    if verdict in (Verdict.HELD, Verdict.CAUGHT, Verdict.NOT_RUN) and not keep:
+    if verdict in (Verdict.HELD, Verdict.CAUGHT, Verdict.NOT_RUN) and not proof.keep:
         shutil.rmtree(place, ignore_errors=True)  # its logs say nothing that the history does not
-    return _told(cell, history, verdict, why, time.monotonic() - started, options, seen)
-
-
-def _told(
-    cell: Cell,
-    history: History,
-    verdict: Verdict,
-    why: str,
-    seconds: float,
-    options: Options,
-    seen: Seen | None = None,
-) -> Outcome:
-    details: dict[str, Any] = asdict(seen) if seen else {}
-    history.add("verdict", cell.name, verdict=verdict, why=why, seconds=round(seconds, 1), seed=options.seed, **details)
-    return Outcome(cell, verdict, why, seconds)
+    return proof.told(cell, verdict, why, time.monotonic() - started, seen)
 
 
 class _Played:
     """The acts of one cell."""
 
-    def __init__(
-        self, scene: Scene, steps: tuple[Step, ...], options: Options, history: History, judges: Judges
-    ) -> None:
+    def __init__(self, scene: Scene, steps: tuple[Step, ...], proof: Proof, turn: _Turn) -> None:
         self._scene, self._site, self._cell = scene, scene.site, scene.cell
-        self._options, self._history, self._judges = options, history, judges
-        self._steps = steps
+        self._options, self._history, self._judges = proof.options, proof.history, proof.judges
+        self._steps, self._turn = steps, turn
         self._faults: list[Fault | None] = [
             BUILT[step.fault](scene, step.seed, step.hold_s) if step.fault else None for step in steps
         ]
@@ -231,8 +300,11 @@ class _Played:
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
     def play(self) -> Seen:
+        self._site.mend()
         self._begin()
-        fired = [self._step(step, fault) for step, fault in zip(self._steps, self._faults, strict=True) if fault]
+        self._turn.begin_harm()
+        fired = self._do_faults()
+        self._turn.end_harm()
         drained, code = self._drain()
         self._end_sampling()
         # Asked again: some proof is there only at the end.
@@ -259,6 +331,7 @@ class _Played:
             rate=max(self._options.rate, least // 3),
             keyed=cell.mode != "append",
             transactions=any(fault.transactions for fault in faults),
+            value=scene.form.value,
         )
         batch = max(200, records // 4)
         scene.write_file(self._site.pipeline_brokers, batch=batch)
@@ -271,9 +344,19 @@ class _Played:
         scene.require(begun, f"the pipeline wrote nothing within {START_S} s; exit code {driver.code}")
         self._note("first rows are there")
 
+    def _do_faults(self) -> list[str]:
+        """Every step of the schedule. Gives the proof that each fault fired."""
+        proofs = []
+        for step, fault in zip(self._steps, self._faults, strict=True):
+            if fault is None:
+                self._scene.sleep(step.quiet_s + step.hold_s)
+            else:
+                proofs.append(self._step(step, fault))
+        return proofs
+
     def _step(self, step: Step, fault: Fault) -> str:
         """One fault, its heal, and the recovery. Gives the proof that it fired."""
-        time.sleep(step.quiet_s)
+        self._scene.sleep(step.quiet_s)
         self._history.add("fault", self._cell.name, fault=step.fault)
         self._scene.note(f"fault: {step.fault}")
         with fault:
@@ -325,30 +408,34 @@ class _Played:
 
     def _look(self, fired: tuple[str, ...], drained: bool, code: int | None) -> Seen:
         scene, site = self._scene, self._site
-        site.mend()
         sent = scene.workload.sent()
         stopped = self._cell.fault.stop is not None
-        log = None if stopped else check.read_log(site.bootstrap, scene.topic)
+        log = {} if stopped else check.read_log(site.bootstrap, scene.topic)
         acknowledged = {one.number for one in sent if one.fate is Fate.ACKNOWLEDGED}
         found = check.compare(
             sent,
-            check.read_rows(site.url, scene.table),
+            scene.form.rows(site.url, scene.table, sent, log),
             self._cell.mode,
-            in_log=None if log is None else set(log),
+            in_log=None if stopped else set(log.values()),
             until=scene.positions() if stopped else None,
             dead=check.read_dead(site.url, scene.name),
         )
         verdict, audited = self._judges.audit(self._audit_file, site.url)
+        checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]
+        if scene.form.left_to_audit:
+            notes.append(scene.form.left_to_audit)
+            for kind in ("lost", "duplicated"):
+                checked[kind] = audited.get(kind, 0)
         return Seen(
             fired=fired,
-            check=found.anomalies,
+            check=checked,
             audit=audited,
             audit_verdict=verdict,
             records=found.records,
             drained=drained,
             exit_code=code,
-            kafka_lost=0 if log is None else len(acknowledged - log.keys()),
-            notes=tuple(f"{kind}: {numbers}" for kind, numbers in found.examples.items()),
+            kafka_lost=0 if stopped else len(acknowledged - set(log.values())),
+            notes=tuple(notes),
         )
 
     def _note(self, text: str) -> None:

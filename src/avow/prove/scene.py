@@ -15,41 +15,22 @@ from psycopg import sql
 
 from avow.errors import LocalError
 from avow.prove import check
-from avow.prove.cells import ENGINES, Cell
+from avow.prove.cells import Cell
 from avow.prove.driver import Driver
+from avow.prove.form import Form
 from avow.prove.site import Site
 from avow.prove.workload import Workload
 
-FILE = """\
-name = "{name}"
-guarantee = "{guarantee}"
-engine = "{engine}"
 
-[source]
-brokers = "{brokers}"
-topics = ["{name}"]
-kafka."metadata.max.age.ms" = 1000
-
-[decode]
-format = "json"
-schema = "{schema}"
-
-[sink]
-kind = "{sink}"
-url = "${{env:DATABASE_URL}}"
-table = "{table}"
-mode = "{mode}"
-{key}
-[batch]
-interval = "200ms"
-max_records = {batch}
-{engine_lines}
-"""
+class Interrupted(Exception):
+    """The proof is being ended: nothing more is waited for."""
 
 
 class Scene:
-    def __init__(self, cell: Cell, site: Site, folder: Path, name: str, note: Callable[[str], None]) -> None:
-        self.cell, self.site, self.folder, self.name = cell, site, folder, name
+    def __init__(
+        self, cell: Cell, form: Form, site: Site, folder: Path, name: str, note: Callable[[str], None]
+    ) -> None:
+        self.cell, self.form, self.site, self.folder, self.name = cell, form, site, folder, name
         self.note = note  # tells the history
         self.topic = name
         self.table = name.replace("-", "_")
@@ -63,23 +44,7 @@ class Scene:
 
     def write_file(self, brokers: str, *, batch: int) -> Path:
         path = self.folder / ("pipeline.toml" if brokers == self.site.pipeline_brokers else "audit.toml")
-        cell = self.cell
-        engine = "\n".join(f"[{section}]\n{lines}" for section, lines in ENGINES[cell.engine].items())
-        path.write_text(
-            FILE.format(
-                name=self.name,
-                guarantee=cell.guarantee,
-                engine=cell.engine,
-                brokers=brokers,
-                schema=check.SCHEMA,
-                sink=cell.sink,
-                table=self.table,
-                mode=cell.mode,
-                key="" if cell.mode == "append" else 'key = ["k"]\n',
-                batch=batch,
-                engine_lines=engine,
-            )
-        )
+        path.write_text(self.form.text(self.cell, self.name, self.table, brokers, batch), encoding="utf-8")
         return path
 
     @property
@@ -134,8 +99,12 @@ class Scene:
         while not done():
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.1)
+            self.sleep(0.1)
         return True
+
+    def sleep(self, seconds: float) -> None:
+        if self.site.closing.wait(seconds):
+            raise Interrupted
 
     def until_claimed_more(self, than: int, timeout_s: float = 90) -> bool:
         """Whether the pipeline moves on. A driver that ended cannot."""

@@ -7,6 +7,7 @@ pipelines or faults.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ class Site:
         self.peers: dict[int, Proxy] = {}  # broker number -> the proxy between it and the other brokers
         self._database: Proxy | None = None
         self._pick = PortPicker()
+        self.closing = threading.Event()  # whoever waits for something here gives up
 
     def start(self) -> Site:
         doors = tuple(Doors(*(self._pick.free() for _ in range(4))) for _ in range(BROKERS))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from avow.errors import SourceError
 from avow.kafka import metadata
-from avow.prove.check import Fate, Sent, value
+from avow.prove.check import HEADER, Fate, Sent, value
 
 TICK_S = 0.1
 FLUSH_S = 90
@@ -36,6 +37,7 @@ class Workload:
         keyed: bool = False,
         transactions: bool = False,
         first: int = 0,
+        value: Callable[[int, int], bytes] = value,
     ) -> None:
         self._settings = {
             "bootstrap.servers": bootstrap,
@@ -45,7 +47,7 @@ class Workload:
             "reconnect.backoff.max.ms": 500,
             "topic.metadata.refresh.interval.ms": 1000,  # partitions may be added
         }
-        self._topic = topic
+        self._topic, self._value = topic, value
         self._partitions = self.partitions = partitions  # the second may be raised while it runs
         self._records, self._rate, self._keyed, self._transactions = records, rate, keyed, transactions
         self._sent: dict[int, Sent] = {}
@@ -118,9 +120,10 @@ class Workload:
                 try:
                     producer.produce(
                         self._topic,
-                        value(number, key),
+                        self._value(number, key),
                         key=str(key).encode(),
                         partition=where,
+                        headers={HEADER: str(number).encode()},
                         on_delivery=partial(self._answered, number),
                     )
                     break
