@@ -801,7 +801,8 @@ class _CanarySink(Fault):
         self.env = {failpoints.CANARY: f"{self.sabotage}:10000"}
 
     def inject(self) -> None:
-        """The sink does it, all the time."""
+        """The sink does it, all the time; it needs as many records as that takes."""
+        self.scene.workload.burst(self.records_least)
 
     def fired(self) -> str:
         return f"the sink would {self.sabotage} one record in 10,000"

@@ -322,18 +322,16 @@ class _Played:
         for fault in faults:
             fault.prepare()
         faults[0].make_topic(PARTITIONS)
-        least = max(fault.records_least for fault in faults)
-        records = max(self._options.records, least)
         scene.workload = Workload(
             *(self._site.bootstrap, scene.topic),
             partitions=PARTITIONS,
-            records=records,
-            rate=max(self._options.rate, least // 3),
+            records=self._options.records,
+            rate=self._options.rate,
             keyed=cell.mode != "append",
             transactions=any(fault.transactions for fault in faults),
             value=scene.form.value,
         )
-        batch = max(200, records // 4)
+        batch = max(200, max(self._options.records, *(fault.records_least for fault in faults), 0) // 4)
         scene.write_file(self._site.pipeline_brokers, batch=batch)
         self._audit_file = scene.write_file(self._site.bootstrap, batch=batch)
         self._sampler.start()
@@ -444,6 +442,8 @@ class _Played:
     def _sample(self) -> None:
         """Records written over time, for the report's chart."""
         while not self._sampling.wait(SAMPLE_S):
+            for driver in self._scene.drivers:
+                driver.family()  # remembered, so that none of them is left behind if their parent dies
             rows = self._scene.rows()
             if rows is not None:
                 self._history.add("rows", self._cell.name, rows=rows)

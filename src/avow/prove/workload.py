@@ -53,6 +53,7 @@ class Workload:
         self._sent: dict[int, Sent] = {}
         self._first = first  # number
         self._next = first
+        self._extra = 0  # to be sent at once
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="workload", daemon=True)
         self._failure: BaseException | None = None
@@ -76,10 +77,13 @@ class Workload:
         return list(self._sent.values())
 
     def burst(self, count: int) -> None:
-        """So many records at once, beside the steady ones or after them. Not in a transaction."""
-        producer = self._producer()
-        self._send(producer, count)
-        producer.flush(FLUSH_S)
+        """So many records at once: by the steady producer, so that numbers rise within a partition, or after its end."""
+        if self._thread.is_alive():
+            self._extra = count
+        else:
+            producer = self._producer()
+            self._send(producer, count)
+            producer.flush(FLUSH_S)
 
     def _producer(self) -> Producer:
         return Producer(self._settings, logger=metadata.QUIET)
@@ -100,12 +104,13 @@ class Workload:
             due += self._rate * TICK_S
             count = int(due)
             due -= count
-            self._send(producer, count)
+            extra, self._extra = self._extra, 0
+            self._send(producer, count + extra)
             producer.poll(TICK_S)
         producer.flush(FLUSH_S)
 
     def _done(self) -> bool:
-        return self._ending.is_set() and self._next >= self._first + self._records
+        return self._ending.is_set() and not self._extra and self._next >= self._first + self._records
 
     def _send(self, producer: Producer, count: int) -> list[int]:
         numbers = list(range(self._next, self._next + count))
