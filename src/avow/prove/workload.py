@@ -77,7 +77,7 @@ class Workload:
         return list(self._sent.values())
 
     def burst(self, count: int) -> None:
-        """So many records at once: by the steady producer, so that numbers rise within a partition, or after its end."""
+        """So many at once: by the steady producer, so that numbers rise within a partition, or after its end."""
         if self._thread.is_alive():
             self._extra = count
         else:
