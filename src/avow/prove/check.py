@@ -171,15 +171,6 @@ def read_dead(url: str, pipeline: str) -> list[tuple[int, int]]:
         return [(row[0], row[1]) for row in connection.execute(query, [pipeline]).fetchall()]
 
 
-def read_positions(url: str, pipeline: str) -> dict[int, int]:
-    with psycopg.connect(url) as connection:
-        try:
-            found = connection.execute("SELECT partition, position FROM avow.ledger WHERE pipeline = %s", [pipeline])
-            return dict(found.fetchall())
-        except psycopg.errors.UndefinedTable:  # nothing has run yet
-            return {}
-
-
 def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
     """(partition, offset) -> number, for a reader of committed records that has read nothing before."""
     consumer = Consumer(

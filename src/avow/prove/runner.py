@@ -331,7 +331,8 @@ class _Played:
             transactions=any(fault.transactions for fault in faults),
             value=scene.form.value,
         )
-        batch = max(200, max(self._options.records, *(fault.records_least for fault in faults), 0) // 4)
+        # Several batches for the load, and few for a backlog.
+        batch = max(1_000, *(fault.records_least // 4 for fault in faults))
         scene.write_file(self._site.pipeline_brokers, batch=batch)
         self._audit_file = scene.write_file(self._site.bootstrap, batch=batch)
         self._sampler.start()

@@ -5,21 +5,23 @@ Owns: making these and asking them how far they are. Must not know: faults or ve
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from avow.errors import LocalError
-from avow.prove import check
 from avow.prove.cells import Cell
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
 from avow.prove.workload import Workload
+
+POLL_S = 0.25
 
 
 class Interrupted(Exception):
@@ -39,6 +41,8 @@ class Scene:
         self.workload: Workload  # once the cell has begun
         self.drivers: list[Driver] = []
         self._env: dict[str, str] = {}  # the newest driver's
+        self._connection: psycopg.Connection | None = None
+        self._asking = threading.Lock()
 
     # The pipeline.
 
@@ -71,25 +75,36 @@ class Scene:
     def end(self) -> None:
         for driver in self.drivers:
             driver.end()
+        if self._connection is not None:
+            self._connection.close()
 
     # How far it is. Asked past the proxies, and while the database may be down.
 
     def rows(self) -> int | None:
         """How many rows the table has; None while the database does not answer."""
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self.table))
-        try:
-            with psycopg.connect(self.site.url, connect_timeout=2) as connection:
-                found = connection.execute(query).fetchone()
-                return int(found[0]) if found else None
-        except psycopg.errors.UndefinedTable:
-            return 0
-        except psycopg.OperationalError:
-            return None
+        found = self._asked(query)
+        return None if found is None else int(found[0][0]) if found else 0
 
     def positions(self) -> dict[int, int]:
-        with suppress(psycopg.OperationalError):
-            return check.read_positions(self.site.url, self.name)
-        return {}
+        query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
+        return dict(self._asked(query.format(sql.Literal(self.name))) or [])
+
+    def _asked(self, query: sql.Composed) -> list[tuple[Any, ...]] | None:
+        """Nothing if the table is not there yet, None if nobody answers. The connection is kept: a new one each time
+        is a new process of the server."""
+        with self._asking:
+            try:
+                if self._connection is None:
+                    self._connection = psycopg.connect(self.site.url, connect_timeout=2, autocommit=True)
+                return self._connection.execute(query).fetchall()
+            except psycopg.errors.UndefinedTable:
+                return []
+            except psycopg.OperationalError:
+                if self._connection is not None:
+                    self._connection.close()
+                self._connection = None
+                return None
 
     def claimed(self) -> int:
         return sum(self.positions().values())
@@ -99,7 +114,7 @@ class Scene:
         while not done():
             if time.monotonic() > deadline:
                 return False
-            self.sleep(0.1)
+            self.sleep(POLL_S)
         return True
 
     def sleep(self, seconds: float) -> None:

@@ -35,6 +35,8 @@ class Site:
         self.peers: dict[int, Proxy] = {}  # broker number -> the proxy between it and the other brokers
         self._database: Proxy | None = None
         self._pick = PortPicker()
+        self._reader: Consumer | None = None  # kept: each has threads and connections of its own
+        self._reading = threading.Lock()
         self.closing = threading.Event()  # whoever waits for something here gives up
 
     def start(self) -> Site:
@@ -47,6 +49,8 @@ class Site:
         return self
 
     def stop(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
         for proxy in self.proxies():
             proxy.heal()
         try:
@@ -115,15 +119,15 @@ class Site:
 
     def ends(self, topic: str) -> dict[int, int]:
         """The end of each partition, as a committed reader sees it."""
-        consumer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": "prove", "isolation.level": "read_committed"},
-            logger=metadata.QUIET,
-        )
-        try:
-            numbers = sorted(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
-            return {n: consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1] for n in numbers}
-        finally:
-            consumer.close()
+        with self._reading:
+            if self._reader is None:
+                self._reader = Consumer(
+                    {"bootstrap.servers": self.bootstrap, "group.id": "prove", "isolation.level": "read_committed"},
+                    logger=metadata.QUIET,
+                )
+            reader = self._reader
+            numbers = sorted(reader.list_topics(topic, timeout=10).topics[topic].partitions)
+            return {n: reader.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1] for n in numbers}
 
     def comes_from(self, number: int) -> Callable[[int], bool]:
         """Whether a port is one that a broker connects from. Looked up in the broker's own process."""

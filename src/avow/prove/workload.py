@@ -99,14 +99,14 @@ class Workload:
 
     def _steadily(self) -> None:
         producer = self._producer()
-        due = 0.0
+        began, paced = time.monotonic(), 0
         while not self._done():
-            due += self._rate * TICK_S
-            count = int(due)
-            due -= count
+            due = int((time.monotonic() - began) * self._rate)
             extra, self._extra = self._extra, 0
-            self._send(producer, count + extra)
-            producer.poll(TICK_S)
+            self._send(producer, due - paced + extra)
+            paced = due
+            producer.poll(0)
+            time.sleep(TICK_S)
         producer.flush(FLUSH_S)
 
     def _done(self) -> bool:
