@@ -194,8 +194,12 @@ def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
                 raise TimeoutError(f"{topic} could not be read to its end within {READ_TIMEOUT_S} s")
             error = message.error()
             if error is None:
-                number = int(dict(message.headers() or [])[HEADER])
-                found[message.partition(), message.offset()] = number
+                number = dict(message.headers() or [])[HEADER]
+                place = (message.partition(), message.offset())
+                assert isinstance(number, bytes)
+                assert place[0] is not None
+                assert place[1] is not None
+                found[place[0], place[1]] = int(number)
             elif error.code() == KafkaError._PARTITION_EOF:
                 left.discard(message.partition())
             elif not error.retriable():

@@ -42,14 +42,16 @@ class Form(ABC):
     def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         """The table, read back without any code of the sinks. ``log`` says which number is at which place."""
 
-    def text(self, cell: Cell, name: str, table: str, brokers: str, batch: int) -> str:
-        """The pipeline file of one cell."""
+    def text(
+        self, cell: Cell, name: str, table: str, brokers: str, batch: int, spark: Mapping[str, str] | None = None
+    ) -> str:
+        """The pipeline file of one cell. ``spark``: settings that the file itself may replace."""
         document = self.document(cell)
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": cell.engine}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
         document["sink"] = {**document["sink"], "url": "${env:DATABASE_URL}", "table": table}
         document["batch"] = {"interval": "200ms", "max_records": batch}
-        document["spark"] = {**document.get("spark", {}), **ENGINES[cell.engine]}
+        document["spark"] = {**(spark or {}), **document.get("spark", {}), **ENGINES[cell.engine]}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
 
 

@@ -137,7 +137,7 @@ class Site:
             with suppress(psutil.NoSuchProcess):
                 if pid is not None:
                     found = psutil.Process(pid).net_connections("tcp")
-                    return any(connection.laddr and connection.laddr.port == port for connection in found)
+                    return any(connection.laddr.port == port for connection in found)
             return False
 
         return ours
