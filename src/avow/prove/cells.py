@@ -177,7 +177,7 @@ class Step:
     seed: int  # what else the fault has to choose
 
 
-MIX_S = 30.0
+MIX_S = 20.0
 QUIET_SHARE = 0.25
 
 

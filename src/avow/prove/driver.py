@@ -65,8 +65,9 @@ class Driver:
         return next((one for one in self.family() if "java" in _name(one)), None)
 
     def workers(self) -> list[psutil.Process]:
-        """Python workers: the forks of the daemon, which runs the same command line as they do."""
-        daemons = {one.pid for one in self.family() if DAEMON in _line(one)}
+        """Python workers: the forks of the daemon, which has the same command line as they have. The JVM's names the
+        daemon too, as a setting."""
+        daemons = {one.pid for one in self.family() if DAEMON in _line(one) and "java" not in _name(one)}
         return [one for one in self.family() if one.pid in daemons and _parent(one) in daemons]
 
     def kill(self) -> list[int]:
@@ -83,8 +84,13 @@ class Driver:
         self._child.send_signal(SIGKILL)
         self._child.wait()
 
-    def pause(self) -> None:
+    def pause(self) -> bool:
+        """SIGSTOP of everything; whether it really stands still, which takes a moment."""
         signal(self.family(), SIGSTOP)
+        deadline = time.monotonic() + 5
+        while not self.paused and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.paused
 
     def resume(self) -> None:
         signal(self.family(), SIGCONT)

@@ -158,8 +158,7 @@ class Zombie(Fault):
 
     def inject(self) -> None:
         self._first = self.scene.driver
-        self._first.pause()
-        self._was_paused = self._first.paused
+        self._was_paused = self._first.pause()
         self._at = self.scene.claimed()
         self.scene.start()
         self._moved = self.scene.until_claimed_more(self._at)

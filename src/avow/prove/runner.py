@@ -338,7 +338,9 @@ class _Played:
         self._sampler.start()
         scene.workload.start()
         driver = scene.start(env=faults[0].env)
-        scene.until(lambda: bool(scene.rows()) or not driver.alive, START_S)
+        scene.until(lambda: bool(scene.rows()) or not (driver.alive and scene.workload.alive), START_S)
+        if not scene.workload.alive:
+            scene.workload.stop()  # says why
         begun = bool(scene.rows()) or driver.code == -SIGKILL  # a fault may already have fallen
         scene.require(begun, f"the pipeline wrote nothing within {START_S} s; exit code {driver.code}")
         self._note("first rows are there")

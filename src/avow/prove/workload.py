@@ -70,8 +70,8 @@ class Workload:
             raise SourceError(f"the workload ended early: {self._failure}") from self._failure
 
     @property
-    def next_number(self) -> int:
-        return self._next
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def sent(self) -> list[Sent]:
         return list(self._sent.values())
@@ -147,11 +147,18 @@ class Workload:
         """Each transaction is committed or aborted as a whole, and so is the fate of its records."""
         producer: Producer | None = None
         round_ = 0
+        settings = {
+            **self._settings,
+            "transactional.id": f"prove-{self._topic}",
+            "transaction.timeout.ms": 60_000,
+            "message.timeout.ms": 30_000,  # no longer than the transaction's, or librdkafka refuses
+        }
         while not self._done():
+            fresh = producer is None
+            if producer is None:
+                producer = Producer(settings, logger=metadata.QUIET)
             try:
-                if producer is None:
-                    settings = {**self._settings, "transactional.id": f"prove-{self._topic}"}
-                    producer = Producer({**settings, "transaction.timeout.ms": 60_000}, logger=metadata.QUIET)
+                if fresh:
                     producer.init_transactions(FLUSH_S)
                 round_ += 1
                 producer.begin_transaction()
