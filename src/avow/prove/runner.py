@@ -261,7 +261,8 @@ def play(cell: Cell, site: Site, proof: Proof, turn: _Turn) -> Outcome:
     """One cell, from an empty topic to its verdict."""
     started = time.monotonic()
     steps = schedule(cell, proof.options.seed, proof.options.minutes)
-    replay = cell.options(proof.options.seed)
+    replay = f"{cell.options(proof.options.seed)} --records {proof.options.records}"
+    replay += f" --minutes {proof.options.minutes:g}" if proof.options.minutes else ""
     proof.history.add("cell", cell.name, schedule=[asdict(step) for step in steps], replay=replay)
     if cell.fault.missing:
         return proof.told(cell, Verdict.NOT_RUN, cell.fault.missing)
