@@ -32,6 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -223,7 +224,13 @@ class Run:
                     attempt.close()
             except tuple(STOPS.values()):
                 raise
-            except (AvowError, PySparkException, OSError) as error:
+            except (AvowError, PySparkException, Py4JError, OSError) as error:
+                if _jvm_ended(spark):
+                    raise AvowError(
+                        f"Spark's JVM has ended, and the run with it: {_first_line(error)}",
+                        advice="The ledger is whole: start again. If it happens again, look for the kernel's "
+                        "out-of-memory killer, or give the driver more memory: [spark] driver.memory.",
+                    ) from error
                 failures = 1 if progressed else failures + 1
                 if failures > ATTEMPTS_WITHOUT_PROGRESS:
                     raise _last_word(error, failures) from error
@@ -245,6 +252,13 @@ def _warm_up(spark: SparkSession) -> None:
             spark.range(1, numPartitions=1).mapInArrow(lambda rows: rows, "id long").collect()
 
     threading.Thread(target=one_job, name="warm-up", daemon=True).start()
+
+
+def _jvm_ended(spark: SparkSession) -> bool:
+    """Whether the JVM behind this session is gone. A new attempt cannot help then: it would have the same session, and
+    every attempt would fence whoever took over meanwhile."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None
 
 
 def _last_word(error: Exception, failures: int) -> AvowError:
@@ -298,7 +312,7 @@ class _Attempt:
 
     def close(self) -> None:
         if self._query is not None:
-            with suppress(PySparkException):
+            with suppress(PySparkException, Py4JError, OSError):  # the JVM may be gone
                 self._query.stop()
         self._store.close()
         self._log.close()
