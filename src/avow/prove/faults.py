@@ -16,8 +16,9 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from signal import SIGKILL, SIGQUIT
 from types import MappingProxyType
@@ -193,8 +194,8 @@ class TwoDrivers(Fault):
 class _ProcessKilled(Fault):
     """kill -9 of one process that the driver started."""
 
-    _victim: psutil.Process | None = None
-    _gone = False
+    what: ClassVar[str]
+    _killed: int | None = None  # the pid, once it is gone
 
     def victims(self) -> list[psutil.Process]:
         raise NotImplementedError
@@ -203,15 +204,13 @@ class _ProcessKilled(Fault):
         self.scene.until(lambda: bool(self.victims()) or not self.scene.driver.alive, WAIT_S)
         found = self.victims()
         if found:
-            self._victim = self.chance.choice(sorted(found, key=lambda one: one.pid))
+            victim = self.chance.choice(sorted(found, key=lambda one: one.pid))
             with suppress(psutil.NoSuchProcess):
-                self._victim.send_signal(SIGKILL)
-                self._gone = await_gone(self._victim)
+                victim.send_signal(SIGKILL)
+                self._killed = victim.pid if await_gone(victim) else None
 
     def fired(self) -> str:
-        return f"pid {self._victim.pid} of the driver's {self.what} died of SIGKILL" if self._gone else ""  # type: ignore[union-attr]
-
-    what: ClassVar[str]
+        return f"pid {self._killed} of the driver's {self.what} died of SIGKILL" if self._killed else ""
 
 
 class WorkerKilled(_ProcessKilled):
@@ -361,12 +360,9 @@ class _Network(Fault):
         return int(getattr(self._after, count) - getattr(self._before, count))
 
 
-def _sum(counts: object) -> Counts:
-    total = Counts()
-    for one in counts:  # type: ignore[attr-defined]
-        for name in Counts.__slots__:
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-    return total
+def _sum(counts: Iterable[Counts]) -> Counts:
+    columns = zip(*(astuple(one) for one in counts), strict=True)
+    return Counts(*(sum(column) for column in columns))
 
 
 class CutFromBrokers(_Network):
