@@ -1,7 +1,7 @@
 """Rewrites the generated parts of the docs from the code's own tables: ``make docs``.
 
 A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- /generated -->``. Owns: what stands
-there. Must not know: what the tables say; that is ``avow.guarantee``.
+there. Must not know: what the tables say; those are ``avow.guarantee`` and ``avow.prove.cells``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from avow.guarantee import Act, Guarantee, diagram
+from avow.prove.cells import CANARIES, FAULTS, Cell
 
 DOCS = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
@@ -28,7 +29,24 @@ def orders() -> str:
     return "\n".join(lines) + "\n"
 
 
-PARTS = {"orders": orders}
+def faults() -> str:
+    """The faults, and what each must come to."""
+    words = [str(word) for word in Guarantee]
+    lines = [f"| # | name | fault | {' | '.join(words)} |", f"|---|---|---|{'---|' * len(words)}"]
+    for fault in FAULTS.values():
+        cells = [Cell(fault, word) for word in Guarantee]
+        due = [f"must show: {cell.must_show}" if cell.must_show else "held" for cell in cells]
+        if fault.stop:
+            due = [f"stops: {fault.stop[1]}"] * len(words)
+        if fault.missing:
+            due = [fault.missing, *[""] * (len(words) - 1)]
+        if fault.name in CANARIES:
+            due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
+        lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {' | '.join(due)} |")
+    return "\n".join(lines) + "\n"
+
+
+PARTS = {"orders": orders, "faults": faults}
 
 
 def rewrite(text: str) -> str:

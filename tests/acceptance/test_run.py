@@ -172,6 +172,22 @@ def test_postgres_and_a_broker_killed_in_mid_run(scenario: Make, healthy: object
     assert s.ids() == dict.fromkeys(range(30_000), 1)
 
 
+def test_a_run_ends_at_once_when_its_jvm_is_killed(scenario: Make) -> None:
+    s = scenario()
+    s.produce(payment(n) for n in range(2_000))
+    path = s.file(batch="max_records = 100")
+    child = s.start(path)
+    s.wait_for_rows(1)
+    (jvm,) = (one for one in psutil.Process(child.pid).children(recursive=True) if one.name() == "java")
+    jvm.kill()
+    # It must not try again on a session that is dead: each try would fence whoever took over meanwhile.
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 1, errors
+    assert "Spark has ended" in errors
+    s.drain(path)
+    assert s.ids() == dict.fromkeys(range(2_000), 1)
+
+
 def test_partitions_added_while_running(scenario: Make) -> None:
     s = scenario(partitions=1)
     s.produce(payment(n) for n in range(100))

@@ -26,6 +26,7 @@ COMMANDS = {
         "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
         "run": ("run", "Move records from Kafka into the sink, under the declared guarantee."),
         "audit": ("audit", "Check the sink against the topic, offset by offset: held, broken or unknown."),
+        "prove": ("prove", "Inject real faults into real processes, and see whether the promise holds."),
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
     },
 }

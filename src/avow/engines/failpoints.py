@@ -3,6 +3,9 @@
 Inert unless the environment names one: ``AVOW_FAILPOINT=NAME:BATCH:WHO:FOLDER`` kills with SIGKILL at point NAME of the
 first batch not below BATCH, once (FOLDER remembers that it fired): WHO is ``worker`` (this process alone), ``executor``
 (this process and all above it, up to the executor's JVM) or ``run`` (the same, up to the driver, where that is above).
+
+And places where a pipeline can be made to break its word on purpose, so that a proof can show that it would be caught:
+``AVOW_CANARY=swap`` takes the acts in the wrong order, ``drop:N`` and ``double:N`` do that to one row in N.
 """
 
 from __future__ import annotations
@@ -11,11 +14,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL
+from typing import TYPE_CHECKING
 
 import psutil
 
+from avow.guarantee import Act
+
+if TYPE_CHECKING:  # a command that only names a failpoint need not wait for Arrow
+    import pyarrow as pa
+
 VARIABLE = "AVOW_FAILPOINT"
 DRIVER = "AVOW_DRIVER_PID"
+CANARY = "AVOW_CANARY"
 
 
 def declared() -> dict[str, str]:
@@ -47,3 +57,21 @@ def _above(who: str) -> Iterator[psutil.Process]:
         if process.name() == "java" if who == "executor" else process.pid == int(os.environ.get(DRIVER, 0)):
             yield from found
             return
+
+
+def order(steps: tuple[frozenset[Act], ...]) -> tuple[frozenset[Act], ...]:
+    """The acts as they were given, unless a canary swaps them."""
+    return steps[::-1] if os.environ.get(CANARY) == "swap" else steps
+
+
+def sabotaged(rows: pa.RecordBatch, offset_column: str) -> pa.RecordBatch:
+    """The rows as they were given, unless a canary drops or doubles one in so many."""
+    what, _, every = os.environ.get(CANARY, "").partition(":")
+    if what not in ("drop", "double"):
+        return rows
+    keep = [
+        row
+        for row, offset in enumerate(rows.column(offset_column).to_pylist())
+        for _ in range(1 if (offset + 1) % int(every) else {"drop": 0, "double": 2}[what])
+    ]
+    return rows.take(keep)

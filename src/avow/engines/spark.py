@@ -295,8 +295,9 @@ class Run:
             except (AvowError, PySparkException, Py4JError, OSError) as error:
                 if _has_ended(spark):
                     raise AvowError(
-                        f"Spark has ended this application: {_first_line(error)}",
-                        advice="The master's page and Spark's own log say why. The ledger is whole: start again.",
+                        f"Spark has ended, and the run with it: {_first_line(error)}",
+                        advice="The ledger is whole: start again. If it happens again, Spark's own log, the master's page "
+                        "or the kernel's log (out of memory: raise [spark] driver.memory) say why.",
                     ) from error
                 failures = 1 if progressed else failures + 1
                 if failures > ATTEMPTS_WITHOUT_PROGRESS:
@@ -379,10 +380,11 @@ def _cause(error: BaseException) -> str:
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Whether the application is over, by the master's will or with its JVM: no attempt on it can succeed."""
+    """Whether the application is over, by the master's will or with its JVM. No attempt on it can succeed, and each
+    would fence whoever took over meanwhile."""
     try:
         return bool(spark._jsc.sc().isStopped())
-    except Py4JError:
+    except (Py4JError, OSError):
         return True
 
 
@@ -441,7 +443,7 @@ class _Attempt:
 
     def close(self) -> None:
         if self._query is not None:
-            with suppress(PySparkException, Py4JError):
+            with suppress(PySparkException, Py4JError, OSError):  # the JVM may be gone
                 self._query.stop()
         self._store.close()
         self._log.close()

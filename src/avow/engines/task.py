@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from avow import ledger
 from avow.decode import Decoder, decoder
-from avow.engines.failpoints import failpoint
+from avow.engines.failpoints import failpoint, order, sabotaged
 from avow.errors import ConfigError, ProtocolViolation, TooManyDeadLetters
 from avow.guarantee import Act
 from avow.kafka.log import Log, TopicPartition, fingerprint
@@ -104,7 +104,7 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
     todo: OffsetRange | None = None
     claimed = False
     outcome = _Outcome()
-    for step in work.pipeline.guarantee.steps:
+    for step in order(work.pipeline.guarantee.steps):
         with sink.act():
             before = sink.entry(planned.topic, planned.partition, lock=Act.CLAIM in step)
             ledger.check_fence(before, work.run)
@@ -131,7 +131,7 @@ def _write(prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: Ta
     offset_column = pipeline.sink.lineage[2]
     outcome = _Outcome()
     for part in prepared:
-        refused = sink.write(part.rows).refused
+        refused = sink.write(Rows(sabotaged(part.rows.rows, offset_column), part.rows.deletes)).refused
         offsets = part.rows.rows.column(offset_column)
         bad = {offsets[row].as_py(): why for row, why in refused.items()}
         part.letters.extend(_refused_letters(bad, part.source, todo, pipeline))

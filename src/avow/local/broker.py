@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from base64 import urlsafe_b64encode
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
@@ -36,13 +37,27 @@ def runtime() -> tuple[str | Path, ...]:
     return (java.find().path, *options, "-cp", classpath)
 
 
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Two more listeners of a broker, each announced at another port, where a proxy stands: that is how a proof comes
+    between a broker and the pipeline, or between two brokers."""
+
+    client: int  # where it listens for the pipeline
+    client_at: int  # where the pipeline is told to find it
+    peer: int  # where it listens for the other brokers
+    peer_at: int
+
+
 class Broker(Part):
     """A combined node. ``voters`` is the whole controller quorum: id -> controller port."""
 
-    def __init__(self, number: int, folder: Path, port: int, voters: dict[int, int]) -> None:
+    def __init__(
+        self, number: int, folder: Path, port: int, voters: dict[int, int], doors: Doors | None = None
+    ) -> None:
         super().__init__(f"broker-{number}", folder, port)
         self.number = number
         self._voters = voters
+        self._doors = doors
         self._data = folder / "data"
         self._config = folder / "server.properties"
         self._log4j = folder / "log4j2.properties"
@@ -85,6 +100,26 @@ class Broker(Part):
             # A dead node is noticed in 6 s rather than 9.
             "broker.session.timeout.ms": 6000,
             "broker.heartbeat.interval.ms": 1000,
+            **self._door_settings(),
+        }
+
+    def _door_settings(self) -> dict[str, object]:
+        doors = self._doors
+        if doors is None:
+            return {}
+        controller = f"CONTROLLER://127.0.0.1:{self._voters[self.number]}"
+        names = ("PLAINTEXT", "CLIENT", "PEER")
+        listen = dict(zip(names, (self.port, doors.client, doors.peer), strict=True))
+        told = dict(zip(names, (self.port, doors.client_at, doors.peer_at), strict=True))
+        return {
+            "listeners": ",".join([*(f"{n}://127.0.0.1:{p}" for n, p in listen.items()), controller]),
+            "advertised.listeners": ",".join(f"{n}://127.0.0.1:{p}" for n, p in told.items()),
+            "listener.security.protocol.map": ",".join(f"{n}:PLAINTEXT" for n in (*names, "CONTROLLER")),
+            "inter.broker.listener.name": "PEER",
+            # A replica that hears nothing is out of sync after 4 s rather than 30, so that a proof can wait for it.
+            "replica.lag.time.max.ms": 4000,
+            # And it must not die waiting: a fetch through a cut is given up soon.
+            "replica.socket.timeout.ms": 3000,
         }
 
     @property

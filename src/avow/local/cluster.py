@@ -25,7 +25,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from avow.errors import LocalError, SourceError
 from avow.kafka import metadata
 from avow.local import jars, java
-from avow.local.broker import Broker, kafka_uuid
+from avow.local.broker import Broker, Doors, kafka_uuid
 from avow.local.part import Part, State
 from avow.local.postgres import Postgres
 
@@ -46,6 +46,7 @@ class Layout:
     broker_ports: tuple[int, ...]
     controller_ports: tuple[int, ...]
     postgres_port: int | None  # None: no PostgreSQL
+    doors: tuple[Doors, ...] = ()  # one per broker where proxies stand in front; ours to keep, not to choose
 
     @classmethod
     def read(cls, path: Path) -> Layout:
@@ -53,6 +54,7 @@ class Layout:
             raw: dict[str, Any] = json.loads(path.read_text())
             raw["broker_ports"] = tuple(raw["broker_ports"])
             raw["controller_ports"] = tuple(raw["controller_ports"])
+            raw["doors"] = tuple(Doors(**door) for door in raw.get("doors", ()))
             return cls(**raw)
         except (ValueError, KeyError, TypeError) as error:
             raise LocalError(
@@ -132,9 +134,10 @@ class Cluster:
     def brokers(self) -> list[Broker]:
         layout = self.layout
         voters = dict(enumerate(layout.controller_ports, 1))
+        doors = layout.doors or (None,) * len(layout.broker_ports)
         return [
-            Broker(number, self.folder / f"broker-{number}", port, voters)
-            for number, port in enumerate(layout.broker_ports, 1)
+            Broker(number, self.folder / f"broker-{number}", port, voters, door)
+            for number, (port, door) in enumerate(zip(layout.broker_ports, doors, strict=True), 1)
         ]
 
     def postgres(self) -> Postgres | None:
@@ -149,15 +152,19 @@ class Cluster:
         kafka_port: int | None = None,
         postgres_port: int | None = None,
         fresh: bool = False,
+        doors: tuple[Doors, ...] = (),
         progress: Progress = lambda _part, _text: None,
     ) -> None:
-        """Start what is not running and wait until all of it is ready. Starts everything the first time."""
+        """Start what is not running and wait until all of it is ready. Starts everything the first time.
+
+        ``doors`` is for a new cluster, one per broker: listeners with a proxy in front, which must be there already.
+        """
         with self._locked(make=True):
             if fresh and self.exists:
                 self._stop_all(progress)
                 self._erase()
             progress("jars", f"{len(jars.classpath('kafka'))} verified, Java {java.find().version}")
-            self._lay_out(brokers, postgres, kafka_port, postgres_port)
+            self._lay_out(brokers, postgres, kafka_port, postgres_port, doors)
             with ThreadPoolExecutor(1) as beside:
                 database = beside.submit(self._start_postgres, progress)
                 self._start_brokers(progress)
@@ -239,7 +246,12 @@ class Cluster:
         self._file.unlink()
 
     def _lay_out(
-        self, brokers: int | None, postgres: bool | None, kafka_port: int | None, postgres_port: int | None
+        self,
+        brokers: int | None,
+        postgres: bool | None,
+        kafka_port: int | None,
+        postgres_port: int | None,
+        doors: tuple[Doors, ...],
     ) -> None:
         """Decide ports, or check what was decided before against what is asked now."""
         old = self.layout if self.exists else None
@@ -277,6 +289,7 @@ class Cluster:
             broker_ports=broker_ports,
             controller_ports=controller_ports,
             postgres_port=database,
+            doors=old.doors if old else doors,
         ).write(self._file)
 
     def _start_brokers(self, progress: Progress) -> None:

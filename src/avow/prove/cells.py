@@ -1,0 +1,269 @@
+"""The matrix as data: which cells there are, what each must show, the seeded schedule of its faults, and its verdict.
+
+A fault is a row of ``FAULTS``. Sinks and modes come from the sinks' own registry, engines from ``ENGINES``, and what a
+guarantee permits from ``avow.guarantee``: a new one of any of them is in the matrix as soon as it is registered.
+
+Owns: the table and every judgement that needs no I/O. Must not know: how a fault is done (``faults``) or how anything
+is read back (``check``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from avow.guarantee import Anomaly, Guarantee
+from avow.sinks import SINKS
+
+# What an engine wants under [spark].
+ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType({"spark": MappingProxyType({"master": "local[2,4]"})})
+
+MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
+
+
+class Verdict(StrEnum):
+    HELD = "held"
+    BROKEN = "broken"
+    UNPROVEN = "unproven"  # the permitted anomaly had to show, and never did
+    UNKNOWN = "unknown"  # the fault did not fire, or the outcome could not be read
+    NOT_RUN = "not-run"  # not built, or this machine cannot do it; the reason says which
+    CAUGHT = "caught"  # a canary, judged broken as it must be
+    MISSED = "missed"  # a canary that was not judged broken: the harness itself is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row of the matrix."""
+
+    name: str
+    number: int  # in the list of faults; several ways of one fault share it. 0: a canary
+    title: str
+    shows: frozenset[Guarantee] = frozenset()  # under these the permitted anomaly must appear, or nothing is proven
+    hold_s: tuple[float, float] = (1, 3)  # how long it lasts, from and to
+    times: int = 1
+    stop: tuple[int, str] | None = None  # a named stop is right here: its exit code, and the audit's word for it
+    in_mix: bool = False
+    missing: str = ""  # why it is not built
+
+
+def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object) -> Fault:
+    return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
+
+
+_KAFKA_SINK = "needs a Kafka sink, which is not built yet"
+_FAULTS = (
+    _fault(1, "killed-after-claim", "driver kill -9 after the claim", MOST),
+    _fault(2, "killed-after-write", "driver kill -9 after the write", LEAST),
+    _fault(3, "killed-in-mid-write", "driver kill -9 in mid-write", MOST),
+    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True),
+    _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes"),
+    _fault(5, "two-drivers", "two drivers at once"),
+    _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True),
+    _fault(6, "jvm-killed", "Spark's JVM kill -9"),
+    _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True),
+    _fault(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
+    _fault(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
+    _fault(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
+    _fault(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
+    _fault(11, "brokers-cut-apart", "two brokers cut from each other", hold_s=(8, 12)),
+    _fault(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
+    _fault(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
+    _fault(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
+    _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", missing=_KAFKA_SINK),
+    _fault(14, "transaction-times-out", "transaction times out while the task is paused", missing=_KAFKA_SINK),
+    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True),
+    _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown"),
+    _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True),
+    _fault(16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4)),
+    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="needs a lake sink, not built yet"),
+    _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6)),
+    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6)),
+    _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
+    _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2)),
+    _fault(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2)),
+    _fault(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
+    _fault(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
+    _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated")),
+    _fault(23, "partitions-added", "partitions added while running"),
+    _fault(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
+    _fault(25, "group-rebalance", "consumer killed or added in mid-batch", missing="needs the consumer engine"),
+    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6)),
+    _fault(0, "canary-swapped", "canary: claim before write under at-least-once"),
+    _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000"),
+    _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000"),
+)
+FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _FAULTS})
+
+# A canary plays under the word whose promise it breaks.
+CANARIES: Mapping[str, Guarantee] = MappingProxyType(
+    {"canary-swapped": LEAST, "canary-drops": EXACTLY, "canary-doubles": EXACTLY}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One guarantee of one sink in one mode on one engine, under one fault."""
+
+    fault: Fault
+    guarantee: Guarantee
+    sink: str = "postgres"
+    mode: str = "append"
+    engine: str = "spark"
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault.name}/{self.guarantee}/{self.sink}/{self.mode}/{self.engine}"
+
+    @property
+    def canary(self) -> bool:
+        return self.fault.name in CANARIES
+
+    @property
+    def must_show(self) -> Anomaly | None:
+        """The permitted anomaly that has to appear here. A table with a key cannot hold a record twice."""
+        if self.guarantee not in self.fault.shows:
+            return None
+        (anomaly,) = self.guarantee.permits
+        return None if anomaly is Anomaly.DUPLICATED and self.mode != "append" else anomaly
+
+    def options(self, seed: int) -> str:
+        """How to play this very cell again."""
+        return (
+            f"--fault {self.fault.name} --guarantee {self.guarantee} --sink {self.sink} --mode {self.mode} "
+            f"--engine {self.engine} --seed {seed}"
+        )
+
+
+def matrix() -> Iterator[Cell]:
+    """Every cell there is: by fault, then guarantee, sink, mode and engine. Canaries come first: if one of them is
+    missed, nothing after it is worth the wait."""
+    for name, guarantee in CANARIES.items():
+        yield Cell(FAULTS[name], guarantee)
+    for fault in FAULTS.values():
+        if fault.name in CANARIES:
+            continue
+        for guarantee in Guarantee:
+            for sink in SINKS.values():
+                for mode in sink.offers:
+                    if guarantee in sink.offered(mode):
+                        yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in ENGINES)
+
+
+def quick(word: str | None = None, mode: str = "append") -> Iterator[Cell]:
+    """One cell for each numbered fault, and the canaries. Under one ``word``, or where the fault says most: the word
+    that must show something, else exactly-once."""
+    seen: set[int] = set()
+    for cell in matrix():
+        if cell.canary:
+            yield cell
+        elif cell.mode == mode and cell.fault.number not in seen:
+            says_most = min(cell.fault.shows) if cell.fault.shows else EXACTLY
+            if cell.guarantee == (word or says_most):
+                seen.add(cell.fault.number)
+                yield cell
+
+
+# The schedule: what happens when, from the seed alone.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    quiet_s: float  # before it
+    fault: str  # empty: nothing, and the quiet goes on
+    hold_s: float
+    seed: int  # what else the fault has to choose
+
+
+MIX_S = 20.0
+QUIET_SHARE = 0.25
+
+
+def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
+    """The faults of a cell, in order. With ``minutes`` they go on at least so long."""
+    chance = random.Random(f"{seed}/{cell.name}")
+    least_s = minutes * 60
+    mixed = [fault for fault in FAULTS.values() if fault.in_mix] if cell.fault.name == "mix" else []
+    if mixed:
+        least_s = least_s or MIX_S
+    steps: list[Step] = []
+    while len(steps) < cell.fault.times or sum(step.quiet_s + step.hold_s for step in steps) < least_s:
+        quiet = bool(mixed) and chance.random() < QUIET_SHARE
+        fault = chance.choice(mixed) if mixed else cell.fault
+        name = "" if quiet else fault.name
+        hold = round(chance.uniform(*fault.hold_s), 2)
+        steps.append(Step(round(chance.uniform(0.3, 2), 2), name, hold, chance.randrange(2**31)))
+        if cell.fault.stop or cell.canary:
+            break  # a pipeline that stopped for good cannot be hurt again
+    if mixed and not any(step.fault for step in steps):
+        steps.append(Step(0.5, chance.choice(mixed).name, 3.0, chance.randrange(2**31)))
+    return tuple(steps)
+
+
+# The verdict.
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a cell came to, as far as it was seen."""
+
+    fired: tuple[str, ...]  # the proof of each fault, in words; empty where it did not fire
+    check: Mapping[str, int]  # anomaly -> records, by the independent check
+    audit: Mapping[str, int]  # anomaly -> records, by the audit
+    audit_verdict: str
+    records: int  # that were compared
+    drained: bool  # whether the pipeline claimed everything in the end
+    exit_code: int | None = None  # of the last run, where a named stop is expected
+    kafka_lost: int = 0  # acknowledged to the producer, and not in the log: Kafka's own loss
+    notes: tuple[str, ...] = field(default=())
+
+
+def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
+    """The verdict, and why."""
+    allowed = {str(anomaly) for anomaly in cell.guarantee.permits}
+    allowed |= {"ledger-behind"} if cell.guarantee is LEAST else set()
+    allowed |= {cell.fault.stop[1]} if cell.fault.stop else set()
+    wrong = {
+        f"{count:,} {kind} ({who})"
+        for who, found in (("check", seen.check), ("audit", seen.audit))
+        for kind, count in found.items()
+        if count and kind not in allowed
+    }
+    if cell.canary:
+        who = [name for name, found in (("check", seen.check), ("audit", seen.audit)) if set(found) - allowed]
+        if len(who) == 2:
+            return Verdict.CAUGHT, f"judged broken, as it must be: {', '.join(sorted(wrong))}"
+        return Verdict.MISSED, f"judged broken by {' and '.join(who) or 'nobody'}; check and audit must both see it"
+    if wrong:
+        return Verdict.BROKEN, f"{', '.join(sorted(wrong))}: {cell.guarantee} does not permit that"
+    return _not_broken(cell, seen)
+
+
+def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
+    if not seen.fired or not all(seen.fired):
+        return Verdict.UNKNOWN, "the fault did not fire, so nothing was proven"
+    if seen.kafka_lost:
+        return Verdict.UNKNOWN, f"Kafka lost {seen.kafka_lost:,} records that it had acknowledged: its promise first"
+    if not seen.records:
+        return Verdict.UNKNOWN, "no record was compared"
+    if cell.fault.stop:
+        code, word = cell.fault.stop
+        if seen.exit_code != code:
+            return Verdict.BROKEN, f"the run had to stop with {code}, {word}, and ended with {seen.exit_code}"
+        if word not in seen.audit:
+            return Verdict.BROKEN, f"the audit did not name {word}"
+        return Verdict.HELD, f"stopped with {code}, {word}, and nothing was written past it"
+    if not seen.drained:
+        return Verdict.UNKNOWN, "the pipeline did not get to the end again"
+    # With a key the two count differently: the check by keys that lack their winner, the audit by records.
+    for kind in map(str, cell.guarantee.permits if cell.mode == "append" else ()):
+        if seen.check.get(kind, 0) != seen.audit.get(kind, 0):
+            said = f"check says {seen.check.get(kind, 0):,} {kind}, audit says {seen.audit.get(kind, 0):,}"
+            return Verdict.UNKNOWN, f"the two judges disagree: {said}"
+    show = cell.must_show
+    if show and not seen.check.get(str(show)):
+        return Verdict.UNPROVEN, f"{show} is permitted and had to appear, and never did"
+    permitted = ", ".join(f"{count:,} {kind}" for kind, count in seen.check.items() if count)
+    return Verdict.HELD, f"{seen.records:,} records{f'; {permitted}, as permitted' if permitted else ''}"

@@ -1,0 +1,209 @@
+"""The independent check: what the producer sent against what the table holds, by number and checksum.
+
+It shares no code with the sinks or the audit (the import linter sees to that): psycopg reads the table, a plain
+consumer reads the topic, and ``compare`` is a few loops over plain values. Where the audit believes the log and the
+ledger, this believes the producer: every record carries its own number and a checksum of its content.
+
+Owns: the records' form, and this comparison. Must not know: pipelines, sinks, the audit. The words for anomalies are
+``avow.guarantee``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import psycopg
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from psycopg import sql
+
+from avow.guarantee import Anomaly
+
+READ_TIMEOUT_S = 60
+HEADER = "avow-number"  # every record carries its number here too, whatever its value is
+SCHEMA = "n long not null, k long not null, crc long not null, body string not null"
+_QUIET = logging.getLogger("avow.prove.check")
+_QUIET.addHandler(logging.NullHandler())
+_QUIET.propagate = False
+
+
+class Fate(StrEnum):
+    """What the producer knows of a record."""
+
+    ACKNOWLEDGED = "acknowledged"  # and its transaction committed, if it had one
+    ABORTED = "aborted"  # its transaction was
+    FAILED = "failed"  # never left the producer
+    UNKNOWN = "unknown"  # no answer came: it may be in the log or not
+
+
+class Sent(NamedTuple):
+    number: int
+    key: int
+    fate: Fate
+    partition: int
+    offset: int  # -1: not known
+
+
+class Row(NamedTuple):
+    number: int
+    key: int
+    crc: int
+    body: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    anomalies: Mapping[str, int]  # anomaly -> how many records
+    examples: Mapping[str, list[int]]  # anomaly -> the first numbers
+    records: int  # that had to be there
+
+
+EXAMPLES_MAX = 5
+
+
+def checksum(number: int, key: int, body: str) -> int:
+    return zlib.crc32(f"{number}:{key}:{body}".encode())
+
+
+def value(number: int, key: int) -> bytes:
+    """A record's bytes."""
+    body = f"record {number} " + "x" * (number % 40)
+    return json.dumps({"n": number, "k": key, "crc": checksum(number, key, body), "body": body}).encode()
+
+
+def compare(
+    sent: Iterable[Sent],
+    rows: Iterable[Row],
+    mode: str = "append",
+    *,
+    in_log: set[int] | None = None,
+    until: Mapping[int, int] | None = None,
+    dead: Iterable[tuple[int, int]] = (),
+) -> Found:
+    """Name what is wrong.
+
+    ``in_log``: the numbers that a fresh reader finds in the topic; it settles the fate of records without an answer.
+    ``until``: the positions where the pipeline stopped for good; records from there on are not expected.
+    ``dead``: (partition, offset) of dead letters, which are accounted for and not lost.
+    """
+    by_number = {one.number: one for one in sent}
+    buried = set(dead)
+    good = {
+        one.number
+        for one in by_number.values()
+        if one.fate is Fate.ACKNOWLEDGED or (one.fate is Fate.UNKNOWN and in_log is not None and one.number in in_log)
+    }
+    expected = {
+        number
+        for number in good
+        if (until is None or by_number[number].offset < until.get(by_number[number].partition, 0))
+        and (by_number[number].partition, by_number[number].offset) not in buried
+    }
+    found = list(rows)
+    wrong: dict[Anomaly, list[int]] = {anomaly: [] for anomaly in Anomaly}
+    for row in found:
+        known = by_number.get(row.number)
+        if known is None or known.fate is Fate.FAILED:
+            wrong[Anomaly.PHANTOM].append(row.number)
+        elif known.fate is Fate.ABORTED:
+            wrong[Anomaly.ABORTED_READ].append(row.number)
+        elif known.fate is Fate.UNKNOWN and in_log is not None and row.number not in in_log:
+            wrong[Anomaly.PHANTOM].append(row.number)
+        if row.crc != checksum(row.number, row.key, row.body) or (known is not None and known.key != row.key):
+            wrong[Anomaly.CORRUPTED].append(row.number)
+    wrong[Anomaly.REORDERED] = _reordered(found, by_number)
+    if mode == "append":
+        copies = Counter(row.number for row in found)
+        wrong[Anomaly.DUPLICATED] = [number for number, count in copies.items() if count > 1]
+        wrong[Anomaly.LOST] = sorted(expected - copies.keys())
+    else:
+        copies = Counter(row.key for row in found)
+        wrong[Anomaly.DUPLICATED] = [row.number for row in found if copies[row.key] > 1]
+        wrong[Anomaly.LOST] = _lost_by_key(found, expected, by_number, first=mode == "dedupe")
+    shown = {anomaly: numbers for anomaly, numbers in wrong.items() if numbers}
+    return Found(
+        anomalies={str(anomaly): len(numbers) for anomaly, numbers in shown.items()},
+        examples={str(anomaly): sorted(numbers)[:EXAMPLES_MAX] for anomaly, numbers in shown.items()},
+        records=len(expected),
+    )
+
+
+def _reordered(rows: list[Row], sent: Mapping[int, Sent]) -> list[int]:
+    """Rows whose place in the log is not the one their number has: within a partition numbers rise with offsets."""
+    wrong = []
+    highest: dict[int, int] = {}
+    for row in sorted(rows, key=lambda row: (row.partition, row.offset)):
+        known = sent.get(row.number)
+        elsewhere = known is not None and known.offset >= 0 and (known.partition, known.offset) != row[4:6]
+        if elsewhere or row.number < highest.get(row.partition, -1):
+            wrong.append(row.number)
+        highest[row.partition] = max(highest.get(row.partition, -1), row.number)
+    return wrong
+
+
+def _lost_by_key(rows: list[Row], expected: set[int], sent: Mapping[int, Sent], *, first: bool) -> list[int]:
+    """Of each key the record that should have won, where it did not: all of a key go to one partition, in order."""
+    winners: dict[int, int] = {}
+    for number in sorted(expected, reverse=first):
+        winners[sent[number].key] = number
+    there = {row.key: row.number for row in rows}
+    return sorted(number for key, number in winners.items() if there.get(key) != number)
+
+
+def read_rows(url: str, table: str) -> list[Row]:
+    """The whole table, on a fresh connection."""
+    query = sql.SQL("SELECT n, k, crc, body, _kafka_partition, _kafka_offset FROM {}").format(sql.Identifier(table))
+    with psycopg.connect(url) as connection:
+        return [Row(*row) for row in connection.execute(query).fetchall()]
+
+
+def read_dead(url: str, pipeline: str) -> list[tuple[int, int]]:
+    query = 'SELECT partition, "offset" FROM avow.dead_letters WHERE pipeline = %s'
+    with psycopg.connect(url) as connection:
+        return [(row[0], row[1]) for row in connection.execute(query, [pipeline]).fetchall()]
+
+
+def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
+    """(partition, offset) -> number, for a reader of committed records that has read nothing before."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "prove-check",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        },
+        logger=_QUIET,
+    )
+    found: dict[tuple[int, int], int] = {}
+    try:
+        partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
+        left = set(partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        while left:
+            message = consumer.poll(READ_TIMEOUT_S)
+            if message is None:
+                raise TimeoutError(f"{topic} could not be read to its end within {READ_TIMEOUT_S} s")
+            error = message.error()
+            if error is None:
+                number = dict(message.headers() or [])[HEADER]
+                place = (message.partition(), message.offset())
+                assert isinstance(number, bytes)
+                assert place[0] is not None
+                assert place[1] is not None
+                found[place[0], place[1]] = int(number)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                left.discard(message.partition())
+            elif not error.retriable():
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+    return found
