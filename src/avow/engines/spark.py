@@ -296,8 +296,8 @@ class Run:
                 if _has_ended(spark):
                     raise AvowError(
                         f"Spark has ended, and the run with it: {_first_line(error)}",
-                        advice="The ledger is whole: start again. If it happens again, Spark's own log, the master's page "
-                        "or the kernel's log (out of memory: raise [spark] driver.memory) say why.",
+                        advice="The ledger is whole: start again. If it happens again, Spark's own log, the master's "
+                        "page or the kernel's log (out of memory: raise [spark] driver.memory) say why.",
                     ) from error
                 failures = 1 if progressed else failures + 1
                 if failures > ATTEMPTS_WITHOUT_PROGRESS:
