@@ -18,7 +18,7 @@ COMMANDS = {
         "up": ("local", "Start the local cluster: three Kafka nodes and PostgreSQL."),
         "down": ("local", "Stop it. The data stays."),
         "status": ("local", "Addresses, pids, leaders, in-sync replicas, disk use."),
-        "demo": ("demo", "Two minutes: a pipeline killed again and again, then audited."),
+        "demo": ("demo", "A minute and a half: a pipeline killed again and again, then audited."),
         "setup": ("setup", "Fetch the jars and prepare Spark for quick starts. Once per machine."),
         "doctor": ("doctor", "Check that this machine has what avow needs."),
     },

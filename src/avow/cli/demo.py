@@ -69,7 +69,7 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
 @click.option("--records", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many payments.")
 @click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, to look around.")
 def demo(guarantee: str, records: int, keep: bool) -> None:
-    """About two minutes: a pipeline is killed three times with kill -9, a broker once, and nothing is lost.
+    """About a minute and a half: a pipeline is killed three times with kill -9, a broker once, and nothing is lost.
 
     Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into PostgreSQL while
     killing things, and audits every offset. Nothing is needed but this command.
