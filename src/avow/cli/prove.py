@@ -42,7 +42,7 @@ MODES = tuple(dict.fromkeys(mode for sink in SINKS.values() for mode in sink.off
     epilog="Exit codes: 0 every cell held and every canary was caught · 1 broken, or a canary was missed · "
     "2 unknown or unproven",
 )
-@click.option("--quick", "is_quick", is_flag=True, help="One cell per fault, and the canaries: ten to fifteen minutes.")
+@click.option("--quick", "is_quick", is_flag=True, help="One cell per fault, and the canaries: about ten minutes.")
 @click.option("--all", "everything", is_flag=True, help="The whole matrix. Hours; use --resume after a break.")
 @click.option("--fault", "faults", multiple=True, type=click.Choice(list(FAULTS)), metavar="NAME", help="See --list.")
 @click.option("--guarantee", "guarantees", multiple=True, type=click.Choice([str(word) for word in Guarantee]))
