@@ -59,9 +59,9 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        if self.growth is None:
+        if self.spread is None:
             return "unknown"
-        return "reached" if self.growth <= FLAT_WITHIN else "missed"
+        return "reached" if self.spread <= FLAT_WITHIN else "missed"
 
 
 def fill(rig: Rig, table: str, rows: int) -> None:
@@ -159,8 +159,12 @@ def main(sizes: str, rows_before: int, max_records: int, results: Path) -> None:
     console.print(step_table(steps))
     found = verdicts(steps)
     for verdict in found:
-        told = f"{verdict.growth:+.1%} (spread {verdict.spread:.1%})" if verdict.growth is not None else "not measured"
-        console.print(f"{verdict.what}: {told}, at most {FLAT_WITHIN:+.0%} wanted: {verdict.word}", highlight=False)
+        told = (
+            f"spread {verdict.spread:.1%} (growth {verdict.growth:+.1%})"
+            if verdict.spread is not None
+            else "not measured"
+        )
+        console.print(f"{verdict.what}: {told}, spread to reach {FLAT_WITHIN:.0%}: {verdict.word}", highlight=False)
     result = {
         "machine": where,
         "max_records": max_records,
