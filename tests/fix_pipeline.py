@@ -88,7 +88,8 @@ class Scenario:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "DATABASE_URL": self.url, **env},
+            # Killed runs leave things in their temporary folder; pytest's own is cleared by pytest.
+            env={**os.environ, "DATABASE_URL": self.url, "TMPDIR": str(self.folder), **env},
             start_new_session=True,
         )
         self.children.append(child)

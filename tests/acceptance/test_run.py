@@ -184,6 +184,8 @@ def test_a_run_ends_at_once_when_its_jvm_is_killed(scenario: Make) -> None:
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 1, errors
     assert "Spark has ended" in errors
+    assert list(s.folder.glob("avow-spark-*.log")), "kept, because the message names it"
+    assert not list(s.folder.glob("avow-checkpoint-*")), "the run ended in good order"
     s.drain(path)
     assert s.ids() == dict.fromkeys(range(2_000), 1)
 

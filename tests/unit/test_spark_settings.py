@@ -110,6 +110,7 @@ batch = pa.RecordBatch.from_arrays(
     ["topic", "partition", "offset", "timestamp", "key", "value", "headers"],
 )
 check_batch(batch, OffsetRange("t", 3, 7, 10), 7)
+check_batch(batch.slice(1), OffsetRange("t", 3, 8, 10), 8)
 assert last_fingerprint(batch).timestamp_ms == -1, last_fingerprint(batch)
 assert last_fingerprint(batch.slice(0, 1)).timestamp_ms == 5
 print("pandas" in sys.modules)

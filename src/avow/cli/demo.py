@@ -142,7 +142,10 @@ class Stage:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "DATABASE_URL": self.cluster.postgres_url or ""}
+        # What a killed run leaves in its temporary folder goes with the cluster's.
+        temporary = FOLDER.absolute() / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
+        return {**os.environ, "DATABASE_URL": self.cluster.postgres_url or "", "TMPDIR": str(temporary)}
 
     def rows(self) -> int:
         """How many rows the table has. It may not be there yet, and the database answers even while avow does not."""

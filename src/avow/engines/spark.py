@@ -17,6 +17,7 @@ Owns: the driver's side of a run. Must not know: how a sink writes. Neighbours: 
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import itertools
 import json
@@ -176,7 +177,7 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive:
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    log = Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
+    log = _spark_log()
     # py4j's first call imports it, and with it pandas, for a second: better now, while the JVM starts.
     threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
     try:
@@ -187,9 +188,20 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive:
             f"Spark does not start: {_first_line(error)}",
             advice=f"Check [spark]; `avow doctor` checks Java. Spark's own log: {log}",
         ) from error
+    # Of a run that ends in good order nobody wants it; after a kill -9 it stays.
+    atexit.register(_remove_log)
     if not _is_local(settings["spark.master"]):
         _send_transform(session, pipeline)
     return session
+
+
+def _spark_log() -> Path:
+    """What this process's JVM says."""
+    return Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
+
+
+def _remove_log() -> None:
+    _spark_log().unlink(missing_ok=True)
 
 
 def _send_transform(spark: SparkSession, pipeline: Pipeline) -> None:
@@ -294,10 +306,12 @@ class Run:
                 raise
             except (AvowError, PySparkException, Py4JError, OSError) as error:
                 if _has_ended(spark):
+                    atexit.unregister(_remove_log)
                     raise AvowError(
                         f"Spark has ended, and the run with it: {_first_line(error)}",
-                        advice="The ledger is whole: start again. If it happens again, Spark's own log, the master's "
-                        "page or the kernel's log (out of memory: raise [spark] driver.memory) say why.",
+                        advice="The ledger is whole: start again. If it happens again, Spark's own log "
+                        f"({_spark_log()}), the master's page or the kernel's log (out of memory: raise [spark] "
+                        "driver.memory) say why.",
                     ) from error
                 failures = 1 if progressed else failures + 1
                 if failures > ATTEMPTS_WITHOUT_PROGRESS:
@@ -314,7 +328,7 @@ def _backlog(store: Store, log: Log, known: Iterable[TopicPartition]) -> int:
     return sum(end - positions.get(where, earliest[where]) for where, end in log.stable_ends(known).items())
 
 
-def _warm_up(spark: SparkSession) -> threading.Thread:
+def _warm_up(spark: SparkSession) -> None:
     """Start the Python workers while the driver still prepares: they are the first batch's slow part.
 
     Whatever goes wrong here goes wrong in the first batch as well, and is told there.
@@ -324,9 +338,7 @@ def _warm_up(spark: SparkSession) -> threading.Thread:
         with suppress(PySparkException, Py4JError):
             _ask_executor(spark)
 
-    thread = threading.Thread(target=one_job, name="warm-up", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=one_job, name="warm-up", daemon=True).start()
 
 
 def _ask_executor(spark: SparkSession) -> str:

@@ -16,6 +16,7 @@ import random
 import re
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
@@ -45,7 +46,7 @@ class CannotRun(Exception):
     """This machine cannot do the fault. The cell is not run, and this says why."""
 
 
-class Fault:
+class Fault(ABC):
     """Base of all. ``seed`` decides what is open; ``hold_s`` is how long it lasts."""
 
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
@@ -60,25 +61,29 @@ class Fault:
 
     def prepare(self) -> None:
         """Before the topic is there and the first driver starts."""
+        return None
 
     def make_topic(self, partitions: int) -> None:
         self.site.make_topic(self.scene.topic, partitions)
 
+    @abstractmethod
     def inject(self) -> None:
-        raise NotImplementedError
+        """Do it."""
 
     def hold(self) -> None:
         self.scene.sleep(self.hold_s)
 
     def heal(self) -> None:
         """Nothing by default: what died is started again by the runner."""
+        return None
 
     def close(self) -> None:
         """After the verdict: take away what the fault needed."""
+        return None
 
+    @abstractmethod
     def fired(self) -> str:
         """The proof that it happened, or nothing."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self.inject()
@@ -197,8 +202,9 @@ class _ProcessKilled(Fault):
     what: ClassVar[str]
     _killed: int | None = None  # the pid, once it is gone
 
+    @abstractmethod
     def victims(self) -> list[psutil.Process]:
-        raise NotImplementedError
+        """Whom it hits."""
 
     def inject(self) -> None:
         self.scene.until(lambda: bool(self.victims()) or not self.scene.driver.alive, WAIT_S)
@@ -234,8 +240,9 @@ class JvmKilled(_ProcessKilled):
 class _BrokersKilled(Fault):
     """kill -9 of some brokers; they are started again at the heal."""
 
+    @abstractmethod
     def chosen(self) -> list[int]:
-        raise NotImplementedError
+        """Whom it hits."""
 
     def aftermath(self) -> str:
         """What the rest of the cluster did about it; nothing if it did not notice."""
@@ -348,8 +355,9 @@ class _Network(Fault):
         self._before = self.counted()
         self.harm()
 
+    @abstractmethod
     def harm(self) -> None:
-        raise NotImplementedError
+        """Do it."""
 
     def heal(self) -> None:
         self._after = self.counted()
@@ -613,8 +621,9 @@ class _Checkpoint(Fault):
         found = self.scene.temporary.glob("avow-checkpoint-*/offsets/*")
         return sorted((path for path in found if path.name.isdigit()), key=lambda path: int(path.name))
 
+    @abstractmethod
     def harm(self) -> str:
-        raise NotImplementedError
+        """Do it."""
 
     def fired(self) -> str:
         return self._done
