@@ -5,9 +5,9 @@ Theory of operation
 A run starts from the ledger, never from a checkpoint: it takes a run number, fences older runs, asks
 ``ledger.plan_start`` about every partition, and hands Spark the positions as ``startingOffsets``. Spark's checkpoint is
 a temporary folder, thrown away with the attempt. For each micro-batch the planned ranges are read from the checkpoint's
-offset log and passed into the tasks; one task is one partition's range (no ``minPartitions``), so order and claims are
-per task. A range in which no record is visible (markers, aborted records) reaches no task; the driver claims it. After
-each batch the positions are told to the Kafka group, for lag tools.
+offset log and passed into the tasks; one task is one partition's range, so order and claims are per task. A task reads
+its range itself (``kafka.reader``): records go from the broker into Arrow and on to the sink without a step through the
+JVM, which has the plan and the query. After each batch the positions are told to the Kafka group, for lag tools.
 
 A failure that may pass (a broker, the database, a worker) ends the attempt, and another starts from the ledger, with
 back-off and a bound. A named stop ends the run.
@@ -45,7 +45,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from avow import __version__, ledger
 from avow.engines import failpoints, sql
 from avow.engines.progress import Observer, Progress
-from avow.engines.task import Preparing, Work, decoded, deliver, python_transform
+from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
 from avow.errors import (
     AvowError,
     ConfigError,
@@ -58,6 +58,7 @@ from avow.errors import (
     TopicRecreated,
 )
 from avow.kafka.log import Log, TopicPartition
+from avow.kafka.reader import reader
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Pipeline, revealed
 from avow.sinks.postgres import PostgresTask, Store, tables
@@ -73,7 +74,7 @@ SILENT = Observer()
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 # Java options of the driver: quiet, and for a short run, quick to start. The optimising compiler costs seconds at the
-# start and gives them back after a million records or so (measured with bench/postgres.py).
+# start, and gives them back to a run that goes on for long, or to a query over a million records or so.
 _QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
 JAVA = f"{_QUIET} -XX:+UseParallelGC"
 JAVA_SHORT = f"{_QUIET} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -92,17 +93,6 @@ STOPS: dict[str, type[AvowError]] = {
         TopicRecreated,
     )
 }
-
-# A record's columns, as the tasks get them. Headers go as JSON text: over a nested column Spark 4.1 recounts its whole
-# batch for every row it adds (measured: 6 thousand records/s instead of hundreds).
-RECORDS = (
-    *("topic", "partition", "offset", "timestamp", "key", "value"),
-    "CASE WHEN size(headers) > 0 THEN to_json(transform(headers, h -> struct(h.key AS k, base64(h.value) AS v))) END"
-    " AS headers",
-)
-
-# Spark asks the broker twice for the log's ends at every poll, so polls should bring much. A user's own settings win.
-FETCH = {"max.poll.records": "50000", "max.partition.fetch.bytes": str(8 * 1024 * 1024)}
 
 EXECUTORS_ADVICE = (
     "Tasks need the driver's Python, with the same avow and what it depends on: install them at the same path on every "
@@ -280,7 +270,9 @@ class Run:
         with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
             known = log.partitions()
-            spark = self._spark(self._once and _backlog(store, log, known) < SHORT_BELOW)
+            # Only a query's records go through the JVM: for the others a long run is a short one.
+            short = self._once and (not pipeline.by_sql or _backlog(store, log, known) < SHORT_BELOW)
+            spark = self._spark(short)
             if _is_local(spark.conf.get("spark.master") or ""):
                 _warm_up(spark)
             else:
@@ -516,10 +508,9 @@ class _Attempt:
             .option("kafka.bootstrap.servers", source.brokers)
             .option("startingOffsets", json.dumps(starting))
             .option("failOnDataLoss", "true")
-            .option("includeHeaders", "true")
             .option("maxOffsetsPerTrigger", str(batch.max_records))
         )
-        for key, value in (FETCH | revealed(source.kafka)).items():
+        for key, value in revealed(source.kafka).items():
             reader = reader.option(f"kafka.{key}", value)
         reader = reader.option("kafka.isolation.level", "read_committed")
         if source.topics_pattern is not None:
@@ -529,37 +520,36 @@ class _Attempt:
         interval_ms = max(1, round(batch.interval.total_seconds() * 1000))
         writer = (
             reader.load()
-            .selectExpr(*RECORDS)
             .writeStream.foreachBatch(self._on_batch)
             .option("checkpointLocation", self._checkpoint.as_uri())
         )
         when = {"availableNow": True} if self._once else {"processingTime": f"{interval_ms} milliseconds"}
         return writer.trigger(**when).start()
 
-    def _on_batch(self, frame: DataFrame, batch: int) -> None:
+    def _on_batch(self, _: DataFrame, batch: int) -> None:
         with self._batch_running:
             try:
                 if self._stop.is_set():
                     raise _StopAsked
-                self._deliver_batch(frame, batch)
+                self._deliver_batch(batch)
             except BaseException as error:
                 self._failure = error
                 raise
 
-    def _deliver_batch(self, frame: DataFrame, batch: int) -> None:
+    def _deliver_batch(self, batch: int) -> None:
         started = time.monotonic()
         ranges = self._planned(batch)
         if not ranges:
             return
         work = Work(self._pipeline, self._run, batch, ranges)
-        seen = set()
-        for report in work_frame(frame, work).collect():
+        done = set()
+        for report in work_frame(self._spark, work).collect():
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
-            seen.add(TopicPartition(report.topic, report.partition))
+            done.add(TopicPartition(report.topic, report.partition))
+        if done != ranges.keys():
+            raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, ranges))}")
         for where, planned in ranges.items():
-            if where not in seen:  # nothing visible in it: no task has claimed it
-                self._store.claim(planned, self._run, batch)
             self._positions[where] = planned.until
         self.batches += 1
         self._tell_group()
@@ -618,24 +608,26 @@ class _Attempt:
         return records, time.time() - min(stamps) / 1000 if stamps else None
 
 
-def work_frame(frame: DataFrame, work: Work) -> DataFrame:
-    """The job of one batch: each task delivers its range and reports."""
-    if work.by_sql:
-        return sql.decode_frame(frame, work).mapInArrow(lambda rows: _write_task(iter(rows), work), REPORT)
-    return frame.mapInArrow(lambda records: _decode_and_write_task(iter(records), work), REPORT)
+def work_frame(spark: SparkSession, work: Work) -> DataFrame:
+    """The job of one batch: a task for each range, which reads it, delivers it and reports."""
+    count = len(work.ranges)
+    tasks = spark.range(0, count, 1, count)
+    if work.pipeline.by_sql:
+        rows = sql.decode_frame(tasks, work, _begin)
+        return rows.mapInArrow(lambda batches: _write_task(iter(batches), work), REPORT)
+    return tasks.mapInArrow(lambda batches: _decode_and_write_task(iter(batches), work), REPORT)
+
+
+def _begin(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPartition, Reading]:
+    """In a Python worker: the range with this task's number, and how it is read."""
+    (number,) = (int(number) for batch in batches for number in numbers(batch.column("id")))
+    where = sorted(work.ranges)[number]
+    return where, reader(work.pipeline.source, work.pipeline.name).read
 
 
 def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
-    """In a Python worker: records in, a report out."""
-    filled = (batch for batch in batches if batch.num_rows)
-    first = next(filled, None)
-    if first is None:
-        return
-    where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
-    records = itertools.chain([first], filled)
-    yield _reported(where, work, decoded(records, work.pipeline, work.ranges[where]))
-    for _ in records:  # a replay leaves its records unread, and Spark wants them read
-        pass
+    where, read = _begin(batches, work)
+    yield _reported(where, work, decoded(read, work.pipeline))
 
 
 def _write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
@@ -647,10 +639,9 @@ def _write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.Re
         topic, partition = (first.column(name)[0].as_py() for name in work.pipeline.sink.lineage[:2])
         where, note = TopicPartition(topic, partition), None
     else:
-        # Every record was left out or is dead. The note tells of them; without one there was none.
+        # Every record was left out or is dead. The note tells of them.
         note = sql.take_note(work)
-        if note is None:
-            return
+        assert note is not None
         where = note.where
     yield _reported(where, work, sql.prepared(rows, work, note))
     for _ in rows:

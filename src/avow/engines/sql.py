@@ -9,10 +9,9 @@ Owns: the narrow check, the note, and what columns a transform gives. Must not k
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from avow import schema
 from avow.decode import decoder
-from avow.engines.task import Prepared, Preparing, Work, decoded, numbers, python_transform
+from avow.engines.task import Prepared, Preparing, Reading, Work, decoded, numbers, python_transform
 from avow.errors import ConfigError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Fingerprint, OffsetRange
@@ -38,6 +37,10 @@ NARROW = frozenset(
     {"Project", "Filter", "Generate", "SubqueryAlias", "View", "Range", "LogicalRDD", "MapInArrow"}
     | {"WithCTE", "CTERelationDef", "CTERelationRef"}
 )
+
+
+# Which partition a task's input stands for, and how its records are read. None: the task has nothing to do.
+Begin = Callable[[Iterator[pa.RecordBatch], Work], tuple[TopicPartition, Reading] | None]
 
 
 @dataclass(slots=True)
@@ -178,19 +181,16 @@ def _nodes(plan: Any) -> Iterator[str]:
         yield from _nodes(children.apply(index))
 
 
-def decode_frame(frame: DataFrame, work: Work) -> DataFrame:
+def decode_frame(frame: DataFrame, work: Work, begin: Begin) -> DataFrame:
     """The query's result over a batch's records, each task leaving its note."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
-        if first is None:
+        begun = begin(iter(batches), work)
+        if begun is None:
             return
-        where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
+        where, read = begun
         note = Note(where)
-        planned = work.ranges[where]
-        records = itertools.chain([first], filled)
-        for part in decoded(records, work.pipeline, planned)(planned):
+        for part in decoded(read, work.pipeline)(work.ranges[where]):
             note.offsets.append(part.offsets)
             note.letters += part.letters
             note.deletes.append(part.rows.deletes)
@@ -212,7 +212,7 @@ def _note_path(work: Work) -> Path:
 
 
 def take_note(work: Work) -> Note | None:
-    """The note of this task attempt, once all rows have gone through. None: the range had no visible record."""
+    """The note of this task attempt, once all rows have gone through. None: this task had no range."""
     path = _note_path(work)
     try:
         note = pickle.loads(path.read_bytes())
@@ -237,7 +237,8 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
             yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))
         told = note or take_note(work)
         assert told is not None
-        yield _told(told, todo, columns, np.concatenate(seen), offset)
+        if told.offsets:
+            yield _told(told, todo, columns, np.concatenate(seen), offset)
 
     return prepare
 
