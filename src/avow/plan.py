@@ -179,7 +179,7 @@ def _sink(pipeline: Pipeline) -> Hop:
     guarantee = pipeline.guarantee
     return Hop(
         "sink",
-        f"{sink.title} table {pipeline.sink.shown('table')}, {pipeline.sink.mode}: {_order(guarantee)}.",
+        f"{sink.title} {pipeline.sink.target}, {pipeline.sink.mode}: {_order(guarantee)}.",
         promises=(
             offer.notes[guarantee],
             "A claimed offset is never written again, and none is passed over: a claim starts where the last ended.",

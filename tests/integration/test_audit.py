@@ -33,7 +33,7 @@ from avow.audit.auditor import audit
 from avow.audit.findings import Kind, permits
 from avow.audit.judge import Verdict
 from avow.audit.report import Report
-from avow.engines.spark import sink_columns, work_frame
+from avow.engines.spark import sink_fields, work_frame
 from avow.engines.task import Work
 from avow.errors import SourceError
 from avow.kafka import metadata
@@ -93,7 +93,8 @@ class World:
         pipeline = self.pipeline()
         with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
-            store.prepare_table(sink_columns(self.spark, pipeline))
+            fields, rest = sink_fields(self.spark, pipeline)
+            store.prepare_table(fields, rest=rest)
             run = store.open_run()
             known, ends = log.partitions(), log.stable_ends(log.partitions())
             store.adopt({where: Entry(0, topic_id, run) for where, topic_id in known.items()})

@@ -14,7 +14,8 @@ from tests.fix_pipeline import Scenario, payment, session_spark
 from avow.cli import main
 from avow.engines.redrive import Redriven, redrive
 from avow.kafka import metadata
-from avow.sinks.postgres import PostgresTask, Selection
+from avow.sinks.base import Selection
+from avow.sinks.postgres import PostgresTask
 
 pytestmark = pytest.mark.cluster
 

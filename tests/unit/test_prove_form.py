@@ -13,7 +13,7 @@ from avow.errors import ConfigError
 from avow.plan import load_checked
 from avow.prove.cells import FAULTS, Cell, matrix
 from avow.prove.form import Numbered, Own, sample, toml
-from avow.settings import load
+from avow.settings import Postgres, load
 
 ENV = {"DATABASE_URL": "postgresql://me@localhost/scratch"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "payments.toml"
@@ -34,6 +34,7 @@ def test_a_users_pipeline_keeps_what_it_does_and_not_where(tmp_path: Path) -> No
     path.write_text(own.text(CELL, "p-1", "p_1", "127.0.0.1:1", 500))
     before, after = load_checked(EXAMPLE, ENV), load_checked(path, ENV)
     assert (after.decode, after.transform, after.sink.mode) == (before.decode, before.transform, before.sink.mode)
+    assert isinstance(after.sink, Postgres)
     assert (after.name, after.source.topics, str(after.sink.table)) == ("p-1", ("p-1",), "p_1")
     assert own.left_to_audit, "a transform may leave records out"
 

@@ -16,7 +16,7 @@ from avow import settings
 from avow.errors import ConfigError
 from avow.guarantee import Guarantee
 from avow.schema import parse
-from avow.settings import Pipeline, Table, load, revealed
+from avow.settings import Pipeline, Postgres, Table, load, revealed
 
 ROOT = Path(__file__).parents[2]
 ENV = {"DATABASE_URL": "postgresql://me@db/shop"}
@@ -86,6 +86,7 @@ def test_the_good_file_and_its_defaults(write: Path) -> None:
     assert pipeline.decode.unknown_fields == "reject"
     assert pipeline.tombstones == "dead-letter"
     assert pipeline.transform is None
+    assert isinstance(pipeline.sink, Postgres)
     assert pipeline.sink.url.get_secret_value() == ENV["DATABASE_URL"]
     assert pipeline.sink.table == Table("payments")
     assert pipeline.sink.mode == "append"
@@ -162,7 +163,9 @@ def test_durations(write: Path, written: str, meant: timedelta) -> None:
     ],
 )
 def test_hostile_but_legal_tables(write: Path, written: str, meant: Table) -> None:
-    assert loaded(write, (TABLE, f"table = {written}")).sink.table == meant
+    sink = loaded(write, (TABLE, f"table = {written}")).sink
+    assert isinstance(sink, Postgres)
+    assert sink.table == meant
 
 
 def test_hostile_but_legal_columns(write: Path) -> None:

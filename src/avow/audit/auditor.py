@@ -37,8 +37,7 @@ from avow.engines.task import Work
 from avow.errors import SinkError, SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import NOTHING, LogView, OffsetRange
-from avow.settings import Pipeline
-from avow.sinks.postgres import tables
+from avow.settings import REST_COLUMN, Pipeline
 
 Tell = Callable[[str], None]
 
@@ -49,7 +48,7 @@ def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = 
     ``session`` gives a Spark session; it is called when one is needed, and not before.
     """
     try:
-        with table.Reading(pipeline.sink) as reading, Log(pipeline.source, pipeline.name) as log:
+        with table.open_reading(pipeline) as reading, Log(pipeline.source, pipeline.name) as log:
             return _Audit(pipeline, session, tell, reading, log).report()
     except (SourceError, SinkError) as error:
         return unknown(pipeline, str(error), error.advice)
@@ -93,9 +92,9 @@ class _Audit:
         started = time.monotonic()
         pipeline = self._pipeline
         self._tell("reading the ledger")
-        known = table.known(self._reading, pipeline) if table.has_ledger(self._reading) else {}
+        known = self._reading.known()
         if not known:
-            return unknown(pipeline, f"{pipeline.name} has never run into this database", "Run it, then audit it.")
+            return unknown(pipeline, f"{pipeline.name} has never run into this sink", "Run it, then audit it.")
         state = self._examined(known)
         job = self._job(state)
         self._compare(job, state)
@@ -115,7 +114,7 @@ class _Audit:
         views = self._log.view({where: known[where].entry if where in known else None for where in wanted})
         ends = self._log.stable_ends(there)
         self._tell("counting rows")
-        rows = table.row_counts(self._reading, self._pipeline.sink)
+        rows = self._reading.row_counts()
         for where in rows:
             if where.topic in topics and where not in views:  # rows of a partition that there is not
                 views[where] = LogView(where.topic, where.partition, "", 0, 0)
@@ -144,21 +143,21 @@ class _Audit:
         rest = pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
         if pipeline.transform is not None:
             fields, rest = sql.output_fields(self._session(), pipeline), False
-        columns = tables.columns(fields, pipeline.sink, rest=rest)
+        columns = [field.name for field in fields] + ([REST_COLUMN] if rest else [])
         return Job(
             # A query's notes carry the number of the run: this one is nobody else's.
             work=Work(pipeline, -os.getpid(), 0, ranges),
             snapshot=self._reading.snapshot,
             scopes=scopes,
-            columns=tuple(column.name for column in columns),
-            json_columns=frozenset(column.name for column in columns if column.type == "jsonb"),
+            columns=(*columns, *pipeline.sink.lineage),
+            json_columns=self._reading.json_columns(fields),
             key_types=_key_types(pipeline, {one.name: arrow_type(one.type) for one in fields}),
         )
 
     def _compare(self, job: Job, state: _State) -> None:
         ranges = job.work.ranges
         offsets = sum(map(len, ranges.values()))
-        self._tell(f"comparing {offsets:,} offsets of {len(ranges)} partitions with table {self._pipeline.sink.table}")
+        self._tell(f"comparing {offsets:,} offsets of {len(ranges)} partitions with {self._pipeline.sink.target}")
         with spark.Comparing(self._session, job) as comparison:
             state.compared = comparison.results()
             seen_here = []

@@ -76,14 +76,14 @@ def compare_partition(
     """The keys of all rows on both sides (with a key), and at last what the comparison came to."""
     pipeline, scope = job.work.pipeline, job.scopes[where]
     comparison = Comparison(where.topic, where.partition, scope.start, pipeline.sink.mode, compacted=scope.compacted)
-    with table.Reading(pipeline.sink, job.snapshot) as reading:
-        letters = table.letters(reading, pipeline, where)
+    with table.open_reading(pipeline, job.snapshot) as reading:
+        letters = reading.letters(where)
         start = scope.start
         if job.key_types:
             start = 0  # rows that cannot be compared still say under which key they stand
         else:
-            comparison.unchecked(table.rows_below(reading, pipeline.sink, where, start))
-        there = table.Ordered(reading, pipeline.sink, where, job.columns, start)
+            comparison.unchecked(reading.rows_below(where, start))
+        there = table.Ordered(reading.rows(where, job.columns, start), pipeline.sink.lineage[2])
         walk = _Walk(job, scope, comparison, letters)
         yield from walk.below(there.take(scope.start))
         for part in _parts(prepared, job, scope):

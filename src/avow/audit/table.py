@@ -1,16 +1,16 @@
-"""The sink's side of an audit, read on one snapshot: rows in order of their offsets, dead letters, ledger and claims.
+"""The sink's side of an audit, as every kind of sink gives it: rows in order of their offsets, dead letters, ledger.
 
-The driver opens a read-only transaction and exports its snapshot; every task joins it. So all of them see one moment,
-also while the pipeline runs on, and the ledger's position is of the same moment as the rows.
+All of it is read at one moment. The driver's reading chooses that moment, and ``snapshot`` names it, so that every task
+can join it: then the ledger's position is of the same moment as the rows, also while the pipeline runs on.
 
-Owns: the audit's SQL. Must not know: what is wrong with a row. Nothing here is shared with the code that wrote the rows
-but the connection and the quoting of names.
+Owns: the protocol, the opener by kind, and handing rows out piece by piece. Must not know: what is wrong with a row.
+Neighbours: one module per kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,117 +18,57 @@ import pyarrow as pa
 from avow.audit.findings import Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
-from avow.ledger import Counts, Entry, Fingerprint
+from avow.schema import Field
 from avow.settings import Pipeline, Postgres
-from avow.sinks.postgres.session import Session, as_sink_error, literal, name
-from avow.sinks.postgres.tables import full_name
 
 
-class Reading(Session):
-    """A connection that sees one moment of the database: its own, or one that another exported."""
+class Reading(Protocol):
+    """One pipeline's sink at one moment."""
 
-    def __init__(self, sink: Postgres, snapshot: str | None = None) -> None:
-        super().__init__(sink.url.get_secret_value(), "avow-audit")
-        with as_sink_error("cannot read one snapshot"):
-            self.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            if snapshot is not None:
-                self.run(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-            # The driver waits inside this transaction for as long as the tasks need.
-            self.run("SET LOCAL idle_in_transaction_session_timeout = 0")
-            self.snapshot: str = snapshot or self.query("SELECT pg_export_snapshot()")[0][0]
+    @property
+    def snapshot(self) -> str:
+        """Names the moment, for tasks that join."""
 
-    def __enter__(self) -> Self:
-        return self
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None: ...
 
-    def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """The result as it comes, never all of it at once."""
-        with as_sink_error("cannot read the sink"), self.reader(sql) as reader:
-            yield from reader
+    def known(self) -> dict[TopicPartition, Known]:
+        """The pipeline's ledger. Empty if it never ran."""
 
-    def numbers(self, sql: str) -> list[Offsets]:
-        """Columns of whole numbers."""
-        with as_sink_error("cannot read the sink"), self.reader(sql) as reader:
-            return [column.to_numpy() for column in reader.read_all().columns]
+    def letters(self, where: TopicPartition) -> Offsets:
+        """The offsets of all dead letters of a partition, ascending."""
 
+    def row_counts(self) -> dict[TopicPartition, int]:
+        """How many rows of which partition there are."""
 
-def has_ledger(reading: Reading) -> bool:
-    """Whether any pipeline has ever run into this database."""
-    return reading.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] == (True,)
+    def rows_below(self, where: TopicPartition, offset: int) -> int:
+        """How many rows of a partition lie below an offset."""
+
+    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition from an offset on, ascending by offset, never all at once."""
+
+    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
+        """The columns that the sink keeps as JSON: compared by what they say, not by how it is spelled."""
 
 
-def known(reading: Reading, pipeline: Pipeline) -> dict[TopicPartition, Known]:
-    """The ledger of this pipeline."""
-    with as_sink_error("cannot read the ledger"):
-        lines = reading.query(
-            "SELECT topic, partition, start, position, topic_id, run, read, written, dead, skipped,"
-            " last_offset, last_timestamp_ms, last_crc32 FROM avow.ledger WHERE pipeline = $1 ORDER BY 1, 2",
-            pipeline.name,
-        )
-    found = {}
-    for topic, partition, start, position, topic_id, run, read, written, dead, skipped, *last in lines:
-        where = TopicPartition(topic, partition)
-        counts = Counts(read, written, dead, skipped)
-        entry = Entry(position, topic_id, run, counts, Fingerprint(*last) if last[0] is not None else None)
-        found[where] = Known(entry, start, *_claims(reading, pipeline, where))
-    return found
+def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:
+    """The pipeline's sink now, or at a moment that another reading has named."""
+    match pipeline.sink:
+        case Postgres():
+            from avow.audit.postgres import PostgresReading
 
-
-def _claims(reading: Reading, pipeline: Pipeline, where: TopicPartition) -> list[Offsets]:
-    return reading.numbers(
-        f"SELECT from_offset, until_offset FROM avow.claims WHERE {_mine(pipeline, where)} ORDER BY from_offset"
-    )
-
-
-def letters(reading: Reading, pipeline: Pipeline, where: TopicPartition) -> Offsets:
-    """The offsets of all dead letters of a partition."""
-    (offsets,) = reading.numbers(
-        f'SELECT "offset" FROM avow.dead_letters WHERE {_mine(pipeline, where)} ORDER BY "offset"'
-    )
-    return offsets
-
-
-def _mine(pipeline: Pipeline, where: TopicPartition) -> str:
-    return f"pipeline = {literal(pipeline.name)} AND topic = {literal(where.topic)} AND partition = {where.partition}"
-
-
-def row_counts(reading: Reading, sink: Postgres) -> dict[TopicPartition, int]:
-    """How many rows of which partition the table holds."""
-    topic, partition, _, _ = map(name, sink.lineage)
-    with as_sink_error(f"cannot read table {sink.table}"):
-        lines = reading.query(f"SELECT {topic}, {partition}, count(*) FROM {full_name(sink.table)} GROUP BY 1, 2")
-    return {TopicPartition(*line[:2]): line[2] for line in lines}
-
-
-def rows_below(reading: Reading, sink: Postgres, where: TopicPartition, offset: int) -> int:
-    """How many rows of a partition lie below an offset."""
-    if not offset:
-        return 0
-    with as_sink_error(f"cannot read table {sink.table}"):
-        below = f"{_of(sink, where)} AND {name(sink.lineage[2])} < {offset}"
-        found = reading.query(f"SELECT count(*) FROM {full_name(sink.table)} WHERE {below}")
-    return int(found[0][0])
-
-
-def _of(sink: Postgres, where: TopicPartition) -> str:
-    topic, partition, _, _ = map(name, sink.lineage)
-    return f"{topic} = {literal(where.topic)} AND {partition} = {where.partition}"
+            return PostgresReading(pipeline, snapshot)
+        case _:
+            raise NotImplementedError(pipeline.sink.kind)
 
 
 class Ordered:
     """The rows of one partition, ascending by offset, handed out piece by piece."""
 
-    def __init__(
-        self, reading: Reading, sink: Postgres, where: TopicPartition, columns: Sequence[str], start: int = 0
-    ) -> None:
-        self._offset = sink.lineage[2]
-        offset = name(self._offset)
-        self._batches = reading.batches(
-            f"SELECT {', '.join(map(name, columns))} FROM {full_name(sink.table)}"
-            f" WHERE {_of(sink, where)} AND {offset} >= {start} ORDER BY {offset}"
-        )
+    def __init__(self, batches: Iterator[pa.RecordBatch], offset: str) -> None:
+        self._offset = offset
+        self._batches = batches
         self._ahead: pa.RecordBatch | None = None  # read, and not handed out yet
 
     def take(self, until: int) -> Iterator[pa.RecordBatch]:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from avow import sinks
 from avow.errors import ConfigError
 from avow.plan import load_checked
-from avow.sinks.base import DeadLetter
-from avow.sinks.postgres import Letters, Selection
+from avow.sinks.base import DeadLetter, Selection
 
 SHOWN_CHARS = 60
 HEX_BYTES = 512
@@ -61,7 +61,7 @@ def dead_letters() -> None:
 def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
     """How many there are by reason, and the first of them."""
     selection = _selection(given)
-    with Letters(load_checked(file)) as letters:
+    with sinks.dead_letters(load_checked(file)) as letters:
         reasons = letters.by_reason(selection)
         found = letters.select(selection, limit)
     if as_json:
@@ -100,7 +100,7 @@ def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
 def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> None:
     """All of one dead letter: reason, headers, key and value as text and in hex."""
     chosen = Selection(topic=topic, partition=partition, from_offset=offset, until_offset=offset + 1)
-    with Letters(load_checked(file)) as letters:
+    with sinks.dead_letters(load_checked(file)) as letters:
         found = letters.select(chosen, 1)
     if not found:
         raise ConfigError(f"no dead letter at {topic}/{partition} offset {offset}", advice="`avow dead-letters list`.")
@@ -134,7 +134,7 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
     """
     pipeline = load_checked(file)
     selection = _selection(given)
-    with Letters(pipeline) as letters:
+    with sinks.dead_letters(pipeline) as letters:
         meant = sum(count for _, count, _ in letters.by_reason(selection))
     console = Console(highlight=False)
     if dry_run:

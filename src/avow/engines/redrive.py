@@ -3,7 +3,7 @@
 A letter leaves the graveyard in the same act in which its row enters the table, so redriving twice, or being killed in
 between, cannot double it. What is still bad stays, with its new reason.
 
-Owns: that act. Neighbours: ``task`` (decode) and the sink's own task side.
+Owns: that act. Neighbours: ``task`` (decode) and the sink's ``Redriving`` side.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from avow import sinks
 from avow.engines import sql
 from avow.engines.task import decode_batch
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import headers_column
 from avow.ledger import OffsetRange
 from avow.settings import Pipeline
-from avow.sinks.base import DeadLetter, Rows
-from avow.sinks.postgres import Letters, PostgresTask, Selection
+from avow.sinks.base import DeadLetter, Rows, Selection
 
 AT_ONCE = 1_000
 
@@ -46,7 +46,7 @@ def redrive(
 ) -> Redriven:
     """Redrive what is selected, a thousand at a time, each thousand in one act."""
     total = Redriven()
-    with Letters(pipeline) as letters:
+    with sinks.dead_letters(pipeline) as letters:
         partitions = letters.partitions(selection)
     for where in partitions:
         start = selection.from_offset or 0
@@ -65,7 +65,7 @@ def _redrive_some(
     pipeline: Pipeline, where: TopicPartition, selection: Selection, spark: Callable[[], SparkSession]
 ) -> tuple[Redriven, int | None]:
     """One act. Gives what it came to, and the last offset it looked at: None if there was no letter left."""
-    sink = PostgresTask(pipeline, run=0)
+    sink = sinks.redriving(pipeline)
     with sink.act():
         # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
         sink.entry(where.topic, where.partition, lock=True)

@@ -42,7 +42,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from avow import __version__, ledger
+from avow import __version__, ledger, sinks
 from avow.engines import failpoints, sql
 from avow.engines.progress import Observer, Progress
 from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
@@ -60,8 +60,9 @@ from avow.errors import (
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import Counts, Entry, OffsetRange
+from avow.schema import Field
 from avow.settings import Pipeline, revealed
-from avow.sinks.postgres import PostgresTask, Store, tables
+from avow.sinks.base import DriverSink
 
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
@@ -267,7 +268,7 @@ class Run:
         pipeline = self._pipeline
         # What needs no JVM is asked before one starts: a wrong password or a missing topic is told at once.
         python_transform(pipeline)
-        with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
+        with sinks.driver_sink(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
             known = log.partitions()
             # Only a query's records go through the JVM: for the others a long run is a short one.
@@ -277,8 +278,9 @@ class Run:
                 _warm_up(spark)
             else:
                 _meet_executors(spark, self._stop, self._observer.event)
-            if store.prepare_table(sink_columns(spark, pipeline)):
-                self._observer.event(f"made table {pipeline.sink.table}")
+            fields, rest = sink_fields(spark, pipeline)
+            if store.prepare_table(fields, rest=rest):
+                self._observer.event(f"made {pipeline.sink.target}")
         self._attempts(spark)
 
     def _attempts(self, spark: SparkSession) -> None:
@@ -313,7 +315,7 @@ class Run:
                 self._stop.wait(pause)
 
 
-def _backlog(store: Store, log: Log, known: Iterable[TopicPartition]) -> int:
+def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> int:
     """About how many records there are to drain. Nothing rests on it but how Java is started."""
     positions = {where: entry.position for where, entry in store.entries().items()}
     earliest = log.declared_start("earliest", known)
@@ -408,13 +410,12 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def sink_columns(spark: SparkSession, pipeline: Pipeline) -> list[tables.Column]:
-    """The columns that rows will have in the sink, after the transform."""
-    rest = pipeline.decode.unknown_fields == "keep" and pipeline.decode.format == "json"
-    fields = pipeline.decode.columns.fields
+def sink_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[tuple[Field, ...], bool]:
+    """The payload's columns in the sink, after the transform, and whether unknown fields are kept beside them."""
     if pipeline.transform is not None:
-        fields, rest = sql.output_fields(spark, pipeline), False
-    return tables.columns(fields, pipeline.sink, rest=rest)
+        return sql.output_fields(spark, pipeline), False
+    rest = pipeline.decode.unknown_fields == "keep" and pipeline.decode.format == "json"
+    return pipeline.decode.columns.fields, rest
 
 
 class _Attempt:
@@ -435,7 +436,7 @@ class _Attempt:
         self._batch_running = batch_running
         self._observer = observer
         self._once = once
-        self._store = Store(pipeline)
+        self._store = sinks.driver_sink(pipeline)
         self._log = Log(pipeline.source, pipeline.name)
         self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
         self._query: StreamingQuery | None = None
@@ -654,7 +655,7 @@ def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.Recor
     # From bytes and not from Python values: those would import pandas, half a second for a worker's first task.
     columns = [_text(where.topic), pa.Array.from_buffers(pa.int32(), 1, [None, _bytes(where.partition)])]
     try:
-        deliver(prepare, work.ranges[where], work, PostgresTask(work.pipeline, work.run))
+        deliver(prepare, work.ranges[where], work, sinks.task_sink(work.pipeline, work.run))
         told = [pa.nulls(1, pa.string())] * 3
     except tuple(STOPS.values()) as stop:
         told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice)]

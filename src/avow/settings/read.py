@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from avow.errors import ConfigError
 from avow.settings import values
-from avow.settings.tree import Pipeline, Section
+from avow.settings.tree import SINK_KINDS, Pipeline, Section
 from avow.settings.values import FromEnv, Key, Problem, Refused
 
 
@@ -115,17 +115,25 @@ def _is_unicode(text: str) -> bool:
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
     for found in error.errors(include_url=False):
+        section: type[Section] = Pipeline
+        key = found["loc"]
+        if key[:1] == ("sink",) and len(key) > 1 and key[1] in SINK_KINDS:
+            # The kind stands in the place of an error, and not in the file.
+            section, key = SINK_KINDS[str(key[1])], (key[0], *key[2:])
         cause = found.get("ctx", {}).get("error")
         if isinstance(cause, Refused):
             for problem in cause.problems:
-                yield replace(problem, key=found["loc"] + problem.key)
+                yield replace(problem, key=key + problem.key)
         else:
-            yield _pydantic_problem(found["loc"], found["type"], found)
+            yield _pydantic_problem(key, section, found["type"], found)
 
 
-def _pydantic_problem(key: Key, kind: str, found: Any) -> Problem:
-    """Pydantic's own findings in our words. Its messages do not quote the input; we quote a wrong word."""
-    fields = _section_at(key[:-1]).model_fields
+def _pydantic_problem(key: Key, section: type[Section], kind: str, found: Any) -> Problem:
+    """Pydantic's own findings in our words. Its messages do not quote the input; we quote a wrong word.
+
+    ``section``: where the key is looked up, the file itself or one kind of sink.
+    """
+    fields = _section_at(key[:-1], section).model_fields
     known = {field.alias or name: field for name, field in fields.items()}
     name = str(key[-1])
     if kind == "extra_forbidden":
@@ -141,10 +149,9 @@ def _pydantic_problem(key: Key, kind: str, found: Any) -> Problem:
     return Problem(key, found["msg"].replace("Input should", "should"), allowed)
 
 
-def _section_at(key: Key) -> type[Section]:
+def _section_at(key: Key, section: type[Section]) -> type[Section]:
     """The section that a key names; for an item of a list, the section that holds the list."""
-    section: type[Section] = Pipeline
-    for part in key:
+    for part in key if section is Pipeline else key[1:]:
         field = section.model_fields.get(str(part))
         inner = [] if field is None else [field.annotation, *get_args(field.annotation)]
         section = next((t for t in inner if isinstance(t, type) and issubclass(t, Section)), section)

@@ -245,6 +245,11 @@ class Postgres(Sink):
         description='"table", "schema.table" or ["schema", "table"]'
     )
 
+    @property
+    def target(self) -> str:
+        """Where rows go, as it is shown to people."""
+        return f"table {self.shown('table')}"
+
     @model_validator(mode="after")
     def _check_table(self) -> Self:
         for name in filter(None, (self.table.schema, self.table.name)):
@@ -255,16 +260,29 @@ class Postgres(Sink):
         return self
 
 
-# A second kind makes this ``Annotated[Postgres | Delta, Field(discriminator="kind")]``; pydantic then puts
-# the kind into the place of an error, where ``read`` has to take it out again.
-AnySink = Postgres
-SINK_KINDS = ("postgres",)
+class Delta(Sink):
+    """[sink] with kind = "delta"."""
+
+    kind: Literal["delta"] = Field(description='"delta"')
+    path: Annotated[str, Field(min_length=1)] = Field(description="a folder, or s3://bucket/folder")
+
+    @property
+    def target(self) -> str:
+        return f"table {self.shown('path')}"
+
+
+# Pydantic puts the kind into the place of an error; ``read`` takes it out again.
+AnySink = Annotated[Postgres | Delta, Field(discriminator="kind")]
+SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres}
 
 
 def _known_kind(value: Any) -> Any:
     """Judge the kind first: the keys of an unknown kind cannot be judged at all."""
-    if isinstance(value, dict) and value.get("kind") not in SINK_KINDS:
-        wrong = f"{value['kind']!r} is not known" if "kind" in value else "is missing"
+    if not isinstance(value, dict):
+        refuse("should be a table", "a table [sink]")
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in SINK_KINDS:
+        wrong = f"{kind!r} is not known" if "kind" in value else "is missing"
         refuse(wrong, f"known kinds: {', '.join(SINK_KINDS)}", "kind")
     return value
 
@@ -398,7 +416,7 @@ _PASSWORD_IN_URL = re.compile(r"^\w+://[^/?#@:]*:[^/?#]+@|[?&]password=[^&#]")
 
 def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
     """The keys of a valid document whose secret is written in the file itself."""
-    written = values.as_written(document["sink"]["url"])
+    written = values.as_written(document["sink"].get("url", ""))
     if _PASSWORD_IN_URL.search(values.ENV.sub("", written)):
         yield "sink.url"
     kafka, spark = document["source"].get("kafka", {}), document.get("spark", {})

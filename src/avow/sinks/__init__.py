@@ -1,7 +1,9 @@
-"""The kinds of sinks and what each offers.
+"""The kinds of sinks: what each offers, and the one place where a pipeline gets its own.
 
-A new kind is a settings class (``avow.settings``) and an entry here. Owns: the registry. Must not know: how a
-kind writes. Its neighbour is ``base`` (the shape of an offer).
+A new kind is a settings class (``avow.settings``), an entry here, and a case in each of the four openers below. Its
+module is imported when it is opened, so that a command waits for no client that it does not use.
+
+Owns: the registry. Must not know: how a kind writes. Its neighbour is ``base`` (the shape of all this).
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from avow.guarantee import Guarantee
-from avow.sinks.base import Offer, SinkKind
+from avow.settings import Pipeline, Postgres
+from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, TaskSink
 
-__all__ = ["SINKS", "Offer", "SinkKind"]
+__all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "redriving", "task_sink"]
 
 _POSTGRES = SinkKind(
     kind="postgres",
@@ -53,3 +56,47 @@ _POSTGRES = SinkKind(
 )
 
 SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES,)})
+
+
+def driver_sink(pipeline: Pipeline) -> DriverSink:
+    """The pipeline's sink, for the driver of a run."""
+    match pipeline.sink:
+        case Postgres():
+            from avow.sinks.postgres import Store
+
+            return Store(pipeline)
+        case _:
+            raise NotImplementedError(pipeline.sink.kind)
+
+
+def task_sink(pipeline: Pipeline, run: int) -> TaskSink:
+    """The pipeline's sink, for one task of a run."""
+    match pipeline.sink:
+        case Postgres():
+            from avow.sinks.postgres import PostgresTask
+
+            return PostgresTask(pipeline, run)
+        case _:
+            raise NotImplementedError(pipeline.sink.kind)
+
+
+def redriving(pipeline: Pipeline) -> Redriving:
+    """The pipeline's sink, for a redrive."""
+    match pipeline.sink:
+        case Postgres():
+            from avow.sinks.postgres import PostgresTask
+
+            return PostgresTask(pipeline, run=0)
+        case _:
+            raise NotImplementedError(pipeline.sink.kind)
+
+
+def dead_letters(pipeline: Pipeline) -> Letters:
+    """The pipeline's dead letters, for looking at."""
+    match pipeline.sink:
+        case Postgres():
+            from avow.sinks.postgres import PostgresLetters
+
+            return PostgresLetters(pipeline)
+        case _:
+            raise NotImplementedError(pipeline.sink.kind)

@@ -1,8 +1,10 @@
-"""What every sink speaks: its offers, as data for the planner, and its acts, as a protocol for the tasks.
+"""What every sink speaks: its offers, as data for the planner, and what the driver and the tasks of a run ask of it.
 
-Owns: the shape of both. Must not know: any one sink. Its neighbours are ``avow.sinks`` (the registry), ``plan`` (which
-reads the offers and refuses the rest before any I/O) and ``engines.task`` (which asks for the acts in the guarantee's
-order).
+A sink has two sides. ``DriverSink`` is asked once per run and between batches: tables, runs, positions. ``TaskSink`` is
+asked by each task, for acts in the guarantee's order. ``Letters`` and ``Redriving`` are for dead letters.
+
+Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``avow.sinks`` (the registry), ``plan``
+(which reads the offers and refuses the rest before any I/O) and ``engines``.
 """
 
 from __future__ import annotations
@@ -10,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol, Self
 
 import pyarrow as pa
 
 from avow.guarantee import Guarantee
-from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
+from avow.ledger import NOTHING, Counts, Entry, Fingerprint, OffsetRange
+from avow.schema import Field
 from avow.settings import Mode
+
+if TYPE_CHECKING:  # it brings Kafka's client, which `avow plan` need not wait for
+    from avow.kafka.log import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +83,50 @@ class DeadLetter:
     detail: str
 
 
-class TaskSink(Protocol):
-    """The sink as one task sees it: acts, each atomic, and what can be done inside one."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters are meant. What is None does not matter."""
 
-    def act(self) -> AbstractContextManager[None]:
-        """One atomic act: all that is done inside, or nothing."""
+    reason: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    from_offset: int | None = None
+    until_offset: int | None = None
+    since: datetime | None = None  # when it died
+    until: datetime | None = None
 
-    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:
-        """The ledger's entry; with ``lock``, nobody else can claim until the act ends."""
+
+class DriverSink(Protocol):
+    """The sink as the driver of a run sees it. Not for use by two threads at once."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def prepare(self) -> None:
+        """Make or upgrade the ledger. What needs no knowledge of the rows is checked here, before Spark starts."""
+
+    def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
+        """Make or check where rows go. ``fields`` are the payload's; with ``rest`` there is a column of unknown fields
+        too. True if it was made."""
+
+    def open_run(self) -> int:
+        """Begin a run: take its number and fence the older ones."""
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """Every position of the pipeline."""
+
+    def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
+        """Write first positions, before anything is read from them. One that is there already stays."""
+
+    def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:
+        """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
+
+
+class Writer(Protocol):
+    """What can be done with records inside an act."""
 
     def write(self, rows: Rows) -> Written:
         """Put rows into the sink. Refused ones are named by their number in ``rows.rows``."""
@@ -94,8 +137,47 @@ class TaskSink(Protocol):
     def bury(self, letters: list[DeadLetter]) -> None:
         """Keep dead letters."""
 
+
+class _Acting(Protocol):
+    def act(self) -> AbstractContextManager[None]:
+        """One atomic act: all that is done inside, or nothing."""
+
+    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:
+        """The ledger's entry; with ``lock``, nobody else can claim until the act ends."""
+
+
+class TaskSink(Writer, _Acting, Protocol):
+    """The sink as one task sees it: acts, each atomic, and what can be done inside one."""
+
     def claim(self, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
         """Store a claim that ``ledger.claim`` has made of an entry read with ``lock``."""
 
     def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
         """Add what became of records that were claimed before they were written."""
+
+
+class Redriving(Writer, _Acting, Protocol):
+    """The sink as a redrive sees it: dead letters leave in the act in which their rows enter."""
+
+    def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        """Chosen dead letters of one partition, held until the act ends."""
+
+    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
+        """Take dead letters that were delivered after all out of the graveyard."""
+
+
+class Letters(Protocol):
+    """The dead letters of one pipeline, for looking at."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
+        """Reason, how many, when the last one died."""
+
+    def partitions(self, selection: Selection) -> list[TopicPartition]:
+        """Where there are some."""
+
+    def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        """Ascending by topic, partition and offset."""

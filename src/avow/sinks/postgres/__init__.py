@@ -5,8 +5,8 @@
 one transaction; ``letters`` looks at dead letters.
 """
 
-from avow.sinks.postgres.letters import Letters, Selection
+from avow.sinks.postgres.letters import PostgresLetters
 from avow.sinks.postgres.store import Store
 from avow.sinks.postgres.task import PostgresTask
 
-__all__ = ["Letters", "PostgresTask", "Selection", "Store"]
+__all__ = ["PostgresLetters", "PostgresTask", "Store"]

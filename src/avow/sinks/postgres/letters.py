@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
 from datetime import datetime
 
 from avow.kafka.log import TopicPartition
-from avow.settings import Pipeline
-from avow.sinks.base import DeadLetter
+from avow.settings import Pipeline, Postgres
+from avow.sinks.base import DeadLetter, Selection
 from avow.sinks.postgres.session import Session, literal
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which dead letters are meant. What is None does not matter."""
-
-    reason: str | None = None
-    topic: str | None = None
-    partition: int | None = None
-    from_offset: int | None = None
-    until_offset: int | None = None
-    since: datetime | None = None  # when it died
-    until: datetime | None = None
-
-    def where(self) -> str:
-        """As SQL, to follow ``WHERE pipeline = $1``."""
-        parts = {
-            "reason =": self.reason and literal(self.reason),
-            "topic =": self.topic and literal(self.topic),
-            "partition =": self.partition,
-            '"offset" >=': self.from_offset,
-            '"offset" <': self.until_offset,
-            "died_at >=": self.since and literal(self.since.isoformat()),
-            "died_at <": self.until and literal(self.until.isoformat()),
-        }
-        return "".join(f" AND {column} {value}" for column, value in parts.items() if value is not None)
+def _where(selection: Selection) -> str:
+    """As SQL, to follow ``WHERE pipeline = $1``."""
+    parts = {
+        "reason =": selection.reason and literal(selection.reason),
+        "topic =": selection.topic and literal(selection.topic),
+        "partition =": selection.partition,
+        '"offset" >=': selection.from_offset,
+        '"offset" <': selection.until_offset,
+        "died_at >=": selection.since and literal(selection.since.isoformat()),
+        "died_at <": selection.until and literal(selection.until.isoformat()),
+    }
+    return "".join(f" AND {column} {value}" for column, value in parts.items() if value is not None)
 
 
 def select(
@@ -44,7 +31,7 @@ def select(
 ) -> list[DeadLetter]:
     rows = session.query(
         'SELECT topic, partition, "offset", timestamp_ms, key, value, headers::text, reason, detail'
-        f" FROM avow.dead_letters WHERE pipeline = $1{selection.where()}"
+        f" FROM avow.dead_letters WHERE pipeline = $1{_where(selection)}"
         f' ORDER BY topic, partition, "offset" LIMIT {limit}{" FOR UPDATE" if lock else ""}',
         pipeline,
     )
@@ -58,14 +45,15 @@ def _headers(text: str) -> list[tuple[str, bytes | None]]:
     return [(key, None if value is None else base64.b64decode(value)) for key, value in json.loads(text)]
 
 
-class Letters:
+class PostgresLetters:
     """The dead letters of one pipeline, for looking at."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        assert isinstance(pipeline.sink, Postgres)
         self._name = pipeline.name
         self._session = Session(pipeline.sink.url.get_secret_value(), "avow-letters")
 
-    def __enter__(self) -> Letters:
+    def __enter__(self) -> PostgresLetters:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +68,7 @@ class Letters:
             return []
         rows = self._session.query(
             "SELECT reason, count(*), max(died_at) FROM avow.dead_letters"
-            f" WHERE pipeline = $1{selection.where()} GROUP BY reason ORDER BY 2 DESC",
+            f" WHERE pipeline = $1{_where(selection)} GROUP BY reason ORDER BY 2 DESC",
             self._name,
         )
         return [(reason, count, last) for reason, count, last in rows]
@@ -89,7 +77,7 @@ class Letters:
         if not self._exists():
             return []
         rows = self._session.query(
-            f"SELECT DISTINCT topic, partition FROM avow.dead_letters WHERE pipeline = $1{selection.where()}"
+            f"SELECT DISTINCT topic, partition FROM avow.dead_letters WHERE pipeline = $1{_where(selection)}"
             " ORDER BY topic, partition",
             self._name,
         )

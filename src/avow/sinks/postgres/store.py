@@ -14,7 +14,8 @@ from avow import ledger
 from avow.errors import PositionMoved, ProtocolViolation, SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
-from avow.settings import Pipeline
+from avow.schema import Field
+from avow.settings import Pipeline, Postgres
 from avow.sinks.postgres import tables
 from avow.sinks.postgres.session import Session, as_sink_error
 
@@ -140,7 +141,9 @@ class Store:
     """What the driver asks of the sink. One connection; not for use by two threads at once."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        assert isinstance(pipeline.sink, Postgres)
         self._pipeline = pipeline
+        self._sink = pipeline.sink
         self._url = pipeline.sink.url.get_secret_value()
         self._session = Session(self._url, "avow-driver")
 
@@ -158,10 +161,10 @@ class Store:
         with self._alone("cannot prepare schema avow"):
             self._migrate()
 
-    def prepare_table(self, columns: list[tables.Column]) -> bool:
+    def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         """Make or check the target table. True if it was made."""
         with self._alone("cannot prepare the table"):
-            return tables.make_or_check(self._session, self._pipeline.sink, columns)
+            return tables.make_or_check(self._session, self._sink, tables.columns(fields, self._sink, rest=rest))
 
     @contextmanager
     def _alone(self, problem: str) -> Iterator[None]:

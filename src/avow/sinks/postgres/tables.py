@@ -72,7 +72,7 @@ def column_type(type_: Type) -> str:
             return "jsonb"
 
 
-def columns(fields: Iterator[Field] | tuple[Field, ...], sink: Postgres, *, rest: bool) -> list[Column]:
+def columns(fields: tuple[Field, ...], sink: Postgres, *, rest: bool) -> list[Column]:
     """The sink's columns: the payload's, ``_rest`` where unknown fields are kept, and the four of lineage."""
     payload = [
         Column(field.name, column_type(field.type), field.required or field.name in sink.key) for field in fields

@@ -16,10 +16,10 @@ from adbc_driver_manager import Error as DatabaseError
 
 from avow.errors import ProtocolViolation
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
-from avow.settings import REST_COLUMN, Pipeline
-from avow.sinks.base import DeadLetter, Rows, Written
+from avow.settings import REST_COLUMN, Pipeline, Postgres
+from avow.sinks.base import DeadLetter, Rows, Selection, Written
 from avow.sinks.postgres import session, store, tables
-from avow.sinks.postgres.letters import Selection, select
+from avow.sinks.postgres.letters import select
 from avow.sinks.postgres.session import name
 
 DELETED = "avow deleted"  # marks a tombstone in the staging table; no payload column is called so
@@ -29,6 +29,7 @@ class PostgresTask:
     """The sink as one task sees it. ``begin`` opens an act, which is one transaction."""
 
     def __init__(self, pipeline: Pipeline, run: int) -> None:
+        assert isinstance(pipeline.sink, Postgres)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._run = run

@@ -1,0 +1,117 @@
+"""An audit's view of PostgreSQL: one snapshot, exported by the driver and joined by every task.
+
+The driver opens a read-only transaction and exports its snapshot; every task joins it.
+
+Owns: the audit's SQL. Must not know: what is wrong with a row. Nothing here is shared with the code that wrote the rows
+but the connection and the quoting of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import pyarrow as pa
+
+from avow.audit.findings import Offsets
+from avow.audit.judge import Known
+from avow.kafka.log import TopicPartition
+from avow.ledger import Counts, Entry, Fingerprint
+from avow.schema import Array, Field, Map, Struct
+from avow.settings import REST_COLUMN, Pipeline, Postgres
+from avow.sinks.postgres.session import Session, as_sink_error, literal, name
+from avow.sinks.postgres.tables import full_name
+
+
+class PostgresReading(Session):
+    """A connection that sees one moment of the database: its own, or one that another exported."""
+
+    def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
+        assert isinstance(pipeline.sink, Postgres)
+        self._pipeline = pipeline
+        self._sink = pipeline.sink
+        super().__init__(self._sink.url.get_secret_value(), "avow-audit")
+        with as_sink_error("cannot read one snapshot"):
+            self.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if snapshot is not None:
+                self.run(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+            # The driver waits inside this transaction for as long as the tasks need.
+            self.run("SET LOCAL idle_in_transaction_session_timeout = 0")
+            self.snapshot: str = snapshot or self.query("SELECT pg_export_snapshot()")[0][0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def known(self) -> dict[TopicPartition, Known]:
+        if self.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] != (True,):
+            return {}
+        with as_sink_error("cannot read the ledger"):
+            lines = self.query(
+                "SELECT topic, partition, start, position, topic_id, run, read, written, dead, skipped,"
+                " last_offset, last_timestamp_ms, last_crc32 FROM avow.ledger WHERE pipeline = $1 ORDER BY 1, 2",
+                self._pipeline.name,
+            )
+        found = {}
+        for topic, partition, start, position, topic_id, run, read, written, dead, skipped, *last in lines:
+            where = TopicPartition(topic, partition)
+            counts = Counts(read, written, dead, skipped)
+            entry = Entry(position, topic_id, run, counts, Fingerprint(*last) if last[0] is not None else None)
+            found[where] = Known(entry, start, *self._claims(where))
+        return found
+
+    def _claims(self, where: TopicPartition) -> list[Offsets]:
+        return self._numbers(
+            f"SELECT from_offset, until_offset FROM avow.claims WHERE {self._mine(where)} ORDER BY from_offset"
+        )
+
+    def letters(self, where: TopicPartition) -> Offsets:
+        (offsets,) = self._numbers(
+            f'SELECT "offset" FROM avow.dead_letters WHERE {self._mine(where)} ORDER BY "offset"'
+        )
+        return offsets
+
+    def _numbers(self, sql: str) -> list[Offsets]:
+        """Columns of whole numbers."""
+        with as_sink_error("cannot read the sink"), self.reader(sql) as reader:
+            return [column.to_numpy() for column in reader.read_all().columns]
+
+    def _mine(self, where: TopicPartition) -> str:
+        pipeline, topic = literal(self._pipeline.name), literal(where.topic)
+        return f"pipeline = {pipeline} AND topic = {topic} AND partition = {where.partition}"
+
+    def row_counts(self) -> dict[TopicPartition, int]:
+        topic, partition, _, _ = map(name, self._sink.lineage)
+        with as_sink_error(f"cannot read table {self._sink.table}"):
+            lines = self.query(
+                f"SELECT {topic}, {partition}, count(*) FROM {full_name(self._sink.table)} GROUP BY 1, 2"
+            )
+        return {TopicPartition(*line[:2]): line[2] for line in lines}
+
+    def rows_below(self, where: TopicPartition, offset: int) -> int:
+        if not offset:
+            return 0
+        with as_sink_error(f"cannot read table {self._sink.table}"):
+            below = f"{self._of(where)} AND {name(self._sink.lineage[2])} < {offset}"
+            found = self.query(f"SELECT count(*) FROM {full_name(self._sink.table)} WHERE {below}")
+        return int(found[0][0])
+
+    def _of(self, where: TopicPartition) -> str:
+        topic, partition, _, _ = map(name, self._sink.lineage)
+        return f"{topic} = {literal(where.topic)} AND {partition} = {where.partition}"
+
+    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        offset = name(self._sink.lineage[2])
+        query = (
+            f"SELECT {', '.join(map(name, columns))} FROM {full_name(self._sink.table)}"
+            f" WHERE {self._of(where)} AND {offset} >= {start} ORDER BY {offset}"
+        )
+        with as_sink_error("cannot read the sink"), self.reader(query) as reader:
+            yield from reader
+
+    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
+        return frozenset(
+            {REST_COLUMN, *(field.name for field in fields if isinstance(field.type, Array | Map | Struct))}
+        )
