@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from avow.engines.spark import JAVA_SHORT
+from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
 from avow.prove.cells import Cell
