@@ -23,7 +23,7 @@ from avow.sinks import SINKS
 
 if TYPE_CHECKING:  # they bring Spark with them, which `--list` need not wait for
     from avow.prove.form import Form
-    from avow.prove.runner import Outcome
+    from avow.prove.play import Outcome
 
 COLOURS = {
     Verdict.HELD: "green",
@@ -136,12 +136,14 @@ def _prove(
     own: Form | None,
 ) -> int:
     # Imported here: Spark's Python side takes a second, and a bad option should be told at once.
-    from avow.prove.runner import Options, prove
+    from avow.prove.play import Options
+    from avow.prove.runner import prove
 
     seed, records, minutes = numbers
     console.print(f"{len(cells)} cells, seed {seed}, evidence in {plain(str(out))}")
     options = Options(seed=seed, records=records, minutes=minutes)
     outcomes: list[Outcome] = []
+    began = time.monotonic()
     with console.status("starting the cluster") as status:
         for outcome in prove(
             cells,
@@ -155,14 +157,21 @@ def _prove(
             outcomes.append(outcome)
             report.write(out)
             colour = COLOURS[outcome.verdict]
+            left = remaining(len(outcomes), len(cells), time.monotonic() - began)
             console.print(
                 f"[dim]{len(outcomes):>3}/{len(cells)}[/] [{colour}]{outcome.verdict:<8}[/] "
-                f"{plain(outcome.cell.name)} [dim]{outcome.seconds:.0f} s: {plain(outcome.why)}[/]"
+                f"{plain(outcome.cell.name)} [dim]{outcome.seconds:.0f} s: {plain(outcome.why)}; {left}[/]"
             )
     page, _ = report.write(out)
     told = Counter(Verdict(line["verdict"]) for line in history.verdicts(out).values())
     console.print(", ".join(f"{count} {verdict}" for verdict, count in told.items()) + f"; report: {plain(str(page))}")
     return exit_code(told)
+
+
+def remaining(done: int, of: int, seconds: float) -> str:
+    """How long the rest takes if it goes on as it went: side by side or not, it is cells by the clock."""
+    minutes = seconds / done * (of - done) / 60
+    return "done" if done == of else f"about {minutes:.0f} min left" if minutes >= 1.5 else "a minute left"
 
 
 def exit_code(told: Counter[Verdict]) -> int:

@@ -10,7 +10,9 @@ is read back (``check``).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -46,6 +48,7 @@ class Fault:
     times: int = 1
     stop: tuple[int, str] | None = None  # a named stop is right here: its exit code, and the audit's word for it
     in_mix: bool = False
+    alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
     missing: str = ""  # why it is not built
 
 
@@ -80,20 +83,20 @@ _FAULTS = (
     _fault(16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4)),
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="needs a lake sink, not built yet"),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6)),
-    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6)),
+    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True),
     _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
     _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2)),
     _fault(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2)),
     _fault(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
     _fault(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
-    _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated")),
+    _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
     _fault(23, "partitions-added", "partitions added while running"),
     _fault(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(25, "group-rebalance", "consumer killed or added in mid-batch", missing="needs the consumer engine"),
     _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6)),
-    _fault(0, "canary-swapped", "canary: claim before write under at-least-once"),
-    _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000"),
-    _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000"),
+    _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
+    _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),
+    _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000", alone=True),
 )
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _FAULTS})
 
@@ -118,6 +121,11 @@ class Cell:
         return f"{self.fault.name}/{self.guarantee}/{self.sink}/{self.mode}/{self.engine}"
 
     @property
+    def column(self) -> tuple[str, ...]:
+        """What the pipeline is, whatever is done to it."""
+        return (self.guarantee, self.sink, self.mode, self.engine)
+
+    @property
     def canary(self) -> bool:
         return self.fault.name in CANARIES
 
@@ -138,8 +146,7 @@ class Cell:
 
 
 def matrix() -> Iterator[Cell]:
-    """Every cell there is: by fault, then guarantee, sink, mode and engine. Canaries come first: if one of them is
-    missed, nothing after it is worth the wait."""
+    """Every cell there is: the canaries, then by fault, guarantee, sink, mode and engine."""
     for name, guarantee in CANARIES.items():
         yield Cell(FAULTS[name], guarantee)
     for fault in FAULTS.values():
@@ -164,6 +171,39 @@ def quick(word: str | None = None, mode: str = "append") -> Iterator[Cell]:
             if cell.guarantee == (word or says_most):
                 seen.add(cell.fault.number)
                 yield cell
+
+
+class Queue:
+    """Who plays which cell next, asked from several threads. A pipeline that came out of a cell clean goes on into the
+    next one of its column: most of a cell's time is the start of a driver.
+
+    Canaries come first: if one of them is missed, nothing after it is worth the wait. Of a column, those that cannot
+    share a pipeline come first, and those that stop it for good last.
+    """
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._lock = threading.Lock()
+        self._columns: dict[tuple[str, ...], deque[Cell]] = {}
+        for cell in sorted(cells, key=_when):  # sorting keeps what is equal in order
+            self._columns.setdefault(("canary",) if cell.canary else cell.column, deque()).append(cell)
+
+    def take(self, column: tuple[str, ...] = ()) -> Cell | None:
+        """The next cell: of this ``column`` while there are any, then of the one with most left."""
+        with self._lock:
+            left = {name: cells for name, cells in self._columns.items() if cells}
+            if not left:
+                return None
+            most = max(left, key=lambda name: len(left[name]))
+            name = next((name for name in (("canary",), column) if name in left), most)
+            return left[name].popleft()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._columns.clear()
+
+
+def _when(cell: Cell) -> int:
+    return 0 if cell.canary else 1 if cell.fault.alone or cell.must_show else 3 if cell.fault.stop else 2
 
 
 # The schedule: what happens when, from the seed alone.

@@ -56,8 +56,8 @@ class Driver:
     def family(self) -> list[psutil.Process]:
         """The driver, its JVM and its Python workers; also those whose parent has died since they were seen."""
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.pid)
-            for one in (process, *process.children(recursive=True)):
+            process = psutil.Process(self.pid) if self.alive else None  # afterwards the pid may be somebody else's
+            for one in () if process is None else (process, *process.children(recursive=True)):
                 self._seen[one.pid] = one
         return [one for one in self._seen.values() if _living(one)]
 

@@ -193,14 +193,15 @@ def timeline(cell: Played) -> str:
     if len(cell.rows) < 2:
         return ""
     end = max(cell.rows[-1][0], *(until for _, until, _ in cell.bars), 1.0) if cell.bars else cell.rows[-1][0] or 1.0
-    top = max(rows for _, rows in cell.rows) or 1
+    base = min(rows for _, rows in cell.rows)  # not 0 where the pipeline comes from the cell before
+    top = max(*(rows for _, rows in cell.rows), base + 1)
     left, bottom = 50, HEIGHT - 18
 
     def x(at: float) -> float:
         return left + at / end * (WIDTH - left - 8)
 
     def y(rows: int) -> float:
-        return bottom - rows / top * (bottom - 14)
+        return bottom - (rows - base) / (top - base) * (bottom - 14)
 
     bars = "".join(
         f'<rect x="{x(start):.1f}" y="0" width="{max(2, x(until) - x(start)):.1f}" height="{bottom}" '
@@ -214,7 +215,7 @@ def timeline(cell: Played) -> str:
         f'<line x1="{left}" y1="{bottom}" x2="{WIDTH - 8}" y2="{bottom}" stroke="var(--line)"/>'
         f'<polyline points="{points}" fill="none" stroke="var(--held)" stroke-width="1.5"/>'
         f'<text x="{left - 4}" y="{y(top) + 4:.1f}" text-anchor="end">{top:,}</text>'
-        f'<text x="{left - 4}" y="{bottom + 3}" text-anchor="end">0</text>'
+        f'<text x="{left - 4}" y="{bottom + 3}" text-anchor="end">{base:,}</text>'
         f'<text x="{WIDTH - 8}" y="{HEIGHT - 5}" text-anchor="end">{end:.0f} s</text></svg>'
     )
 

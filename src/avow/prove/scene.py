@@ -1,6 +1,7 @@
-"""One cell's pipeline: its file, topic, table, driver and workload. What a fault is handed.
+"""A pipeline that cells are played on: its file, topic, table, drivers and workloads. What a fault is handed.
 
-Owns: making these and asking them how far they are. Must not know: faults or verdicts.
+A pipeline that came out of a cell clean may go on into the next one of its column. Owns: making these parts and asking
+them how far they are. Must not know: faults or verdicts.
 """
 
 from __future__ import annotations
@@ -8,16 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from confluent_kafka import KafkaException
 from psycopg import sql
 
 from avow.engines.spark import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
 from avow.prove.cells import Cell
+from avow.prove.check import Sent
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
@@ -40,17 +44,33 @@ class Scene:
     def __init__(
         self, cell: Cell, form: Form, site: Site, folder: Path, name: str, note: Callable[[str], None]
     ) -> None:
-        self.cell, self.form, self.site, self.folder, self.name = cell, form, site, folder, name
-        self.note = note  # tells the history
+        self.form, self.site, self.folder, self.name = form, site, folder, name
         self.topic = name
         self.table = name.replace("-", "_")
         self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
         self.temporary.mkdir(parents=True)
-        self.workload: Workload  # once the cell has begun
+        self.spark_folder = folder / "spark"  # what a killed JVM leaves behind goes with the rest
+        self.workloads: list[Workload] = []  # one a cell
         self.drivers: list[Driver] = []
+        self.all_held = True  # so far
+        self.enter(cell, note)
         self._env: dict[str, str] = {}  # the newest driver's
         self._connection: psycopg.Connection | None = None
         self._asking = threading.Lock()
+
+    def enter(self, cell: Cell, note: Callable[[str], None]) -> None:
+        """The next cell begins."""
+        self.cell = cell
+        self.note = note  # tells the history
+
+    @property
+    def workload(self) -> Workload:
+        """This cell's."""
+        return self.workloads[-1]
+
+    def sent(self) -> list[Sent]:
+        """All that was sent to the topic, in this cell and before it."""
+        return [one for workload in self.workloads for one in workload.sent()]
 
     # The pipeline.
 
@@ -72,6 +92,7 @@ class Scene:
     def start(self, *options: str, env: Mapping[str, str] | None = None) -> Driver:
         log = self.folder / f"run-{len(self.drivers) + 1}.log"
         given = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
+        given["SPARK_LOCAL_DIRS"] = str(self.spark_folder)
         self._env = given
         self.drivers.append(Driver(self.file, log, given, *options))
         self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}")
@@ -82,10 +103,14 @@ class Scene:
         return env.items() <= self._env.items()
 
     def end(self) -> None:
+        """Nothing of it is left on the site, but for the table."""
         for driver in self.drivers:
             driver.end()
         if self._connection is not None:
             self._connection.close()
+        # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.
+        with suppress(KafkaException):
+            self.site.drop_topic(self.topic)
 
     # How far it is. Asked past the proxies, and while the database may be down.
 

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from avow.errors import SourceError
 from avow.kafka import metadata
 from avow.local.broker import Broker, Doors
 from avow.local.cluster import Cluster, PortPicker
@@ -113,6 +114,16 @@ class Site:
         topic = NewTopic(name, partitions, config={key.replace("_", "."): value for key, value in config.items()})
         client = self.admin()  # kept: what it was asked for ends with it
         client.create_topics([topic], operation_timeout=30)[name].result()
+
+    def drop_topic(self, name: str) -> None:
+        client = self.admin()
+        client.delete_topics([name], operation_timeout=10, request_timeout=10)[name].result()
+
+    def whole(self) -> bool:
+        """Whether every replica is in sync: a fault on top of another could leave none that is."""
+        with suppress(SourceError):
+            return not any(partition.under_replicated for partition in metadata.view(self.admin()).partitions)
+        return False
 
     def partitions(self, topic: str) -> tuple[metadata.Partition, ...]:
         return tuple(p for p in metadata.view(self.admin()).partitions if p.topic == topic)

@@ -73,6 +73,11 @@ class Workload:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def next(self) -> int:
+        """The number after the last."""
+        return self._next
+
     def sent(self) -> list[Sent]:
         return list(self._sent.values())
 
