@@ -36,8 +36,23 @@ def test_the_matrix_has_every_offer_of_every_sink() -> None:
 
 
 def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
-    numbers = Counter(found.fault.number for found in quick())
+    numbers = Counter(found.fault.number for found in quick() if found.engine == "spark")
     assert numbers == dict.fromkeys(range(1, 27), 1) | {0: len(CANARIES)}
+    others = [(found.fault.name, found.engine) for found in quick() if found.engine != "spark"]
+    assert others == [("executor-killed", "spark-cluster")]
+
+
+def test_a_fault_is_played_where_it_can_happen() -> None:
+    there = [found for found in matrix() if found.engine == "spark-cluster"]
+    assert {found.mode for found in there} == {"append"}
+    assert {found.guarantee for found in there} == set(Guarantee)
+    assert "executor-killed" in {found.fault.name for found in there}
+    assert "worker-killed" not in {found.fault.name for found in there}, "Python workers are not the driver's there"
+    assert {found.engine for found in matrix() if found.fault.name == "executor-killed"} == {"spark-cluster"}
+    mixed = schedule(Cell(FAULTS["mix"], EXACTLY, engine="spark-cluster"), 1, minutes=60)
+    names = {step.fault for step in mixed if step.fault}
+    assert {"executor-killed", "spark-worker-killed"} <= names
+    assert all("spark-cluster" in FAULTS[name].engines for name in names)
 
 
 def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:
@@ -109,7 +124,8 @@ def test_a_mix_is_quiet_a_quarter_of_the_time_and_goes_on_as_long_as_asked() -> 
     steps = schedule(cell("mix"), 1, minutes=60)
     assert sum(step.quiet_s + step.hold_s for step in steps) >= 3600
     assert 0.2 < sum(not step.fault for step in steps) / len(steps) < 0.3
-    assert {step.fault for step in steps if step.fault} == {f.name for f in FAULTS.values() if f.in_mix}
+    mixed = {fault.name for fault in FAULTS.values() if fault.in_mix and "spark" in fault.engines}
+    assert {step.fault for step in steps if step.fault} == mixed
     assert any(step.fault for seed in range(50) for step in schedule(cell("mix"), seed))
 
 

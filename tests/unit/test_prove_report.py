@@ -64,7 +64,7 @@ def test_the_report_stands_alone_and_shows_everything(tmp_path: Path) -> None:
     assert "avow prove --fault x --seed 7" in page
     assert "<script" not in page, "what a log says is text"
     assert "http" not in page, "nothing is loaded from elsewhere"
-    assert "| 1 | driver kill -9 after the claim | held: 1,234 lost |  |  |" in text
+    assert "| 1 | kill -9 right after the claim | held: 1,234 lost |  |  |" in text
     assert "<died>" not in text
 
 

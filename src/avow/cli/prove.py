@@ -98,7 +98,7 @@ def prove(
         and (not sinks or cell.sink in sinks)
         and (not modes or cell.mode in modes)
         and (not engines or cell.engine in engines)
-        and (declared is None or cell.canary or (cell.guarantee, cell.sink, cell.mode, cell.engine) == declared)
+        and (declared is None or cell.canary or _declares(declared, cell))
     ]
     console = Console(highlight=False, soft_wrap=True)
     if only_list:
@@ -116,6 +116,10 @@ def prove(
     # A polite kill must still take the cluster down.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     raise SystemExit(_prove(console, cells, out, (seed, records, minutes), jobs, keep, own))
+
+
+def _declares(declared: tuple[str, str, str, str], cell: Cell) -> bool:
+    return declared == (cell.guarantee, cell.sink, cell.mode, ENGINES[cell.engine].name)
 
 
 def _own(file: Path) -> tuple[Form, tuple[str, str, str, str]]:

@@ -54,12 +54,16 @@ class _Daemon(Part):
         return [
             java.find().path,
             *options,
+            *self.java_options(),
             "-cp",
             str(SPARK_HOME / "jars" / "*"),
             self.main,
             *listen,
             *self.arguments(),
         ]
+
+    def java_options(self) -> list[str]:
+        return []
 
     def arguments(self) -> list[str | Path]:
         return []
@@ -69,7 +73,13 @@ class _Daemon(Part):
 
 
 class Master(_Daemon):
+    """Killed and started again, it finds in its folder who its workers and applications were."""
+
     main = "org.apache.spark.deploy.master.Master"
+
+    def java_options(self) -> list[str]:
+        kept = {"recoveryMode": "FILESYSTEM", "recoveryDirectory": self.folder / "recovery"}
+        return [f"-Dspark.deploy.{name}={value}" for name, value in kept.items()]
 
     @property
     def url(self) -> str:

@@ -43,15 +43,24 @@ class Form(ABC):
         """The table, read back without any code of the sinks. ``log`` says which number is at which place."""
 
     def text(
-        self, cell: Cell, name: str, table: str, brokers: str, batch: int, spark: Mapping[str, str] | None = None
+        self,
+        cell: Cell,
+        name: str,
+        table: str,
+        brokers: str,
+        batch: int,
+        spark: Mapping[str, str] | None = None,
+        master: Mapping[str, str] | None = None,
     ) -> str:
-        """The pipeline file of one cell. ``spark``: settings that the file itself may replace."""
+        """The pipeline file of one cell. ``spark``: settings that the file itself may replace. ``master``: those that
+        it may not, beside the engine's own."""
         document = self.document(cell)
-        document |= {"name": name, "guarantee": str(cell.guarantee), "engine": cell.engine}
+        engine = ENGINES[cell.engine]
+        document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
         document["sink"] = {**document["sink"], "url": "${env:DATABASE_URL}", "table": table}
         document["batch"] = {"interval": "200ms", "max_records": batch}
-        document["spark"] = {**(spark or {}), **document.get("spark", {}), **ENGINES[cell.engine]}
+        document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
 
 

@@ -83,7 +83,7 @@ def _site(folder: Path) -> Iterator[Site]:
         yield site.start()
     finally:
         site.stop()
-        for part in site.cluster.parts():
+        for part in site.parts():
             folder.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):
                 shutil.copy(part.log, folder / f"{part.name}.log")

@@ -20,7 +20,7 @@ from psycopg import sql
 from avow.engines.spark import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
-from avow.prove.cells import Cell
+from avow.prove.cells import ENGINES, Cell
 from avow.prove.check import Sent
 from avow.prove.driver import Driver
 from avow.prove.form import Form
@@ -64,6 +64,11 @@ class Scene:
         self.note = note  # tells the history
 
     @property
+    def on_cluster(self) -> bool:
+        """Whether tasks run on executors, which are no children of the driver."""
+        return ENGINES[self.cell.engine].cluster
+
+    @property
     def workload(self) -> Workload:
         """This cell's."""
         return self.workloads[-1]
@@ -76,7 +81,8 @@ class Scene:
 
     def write_file(self, brokers: str, *, batch: int) -> Path:
         path = self.folder / ("pipeline.toml" if brokers == self.site.pipeline_brokers else "audit.toml")
-        text = self.form.text(self.cell, self.name, self.table, brokers, batch, quick_java())
+        master = {"master": self.site.sparks().url} if self.on_cluster else {}
+        text = self.form.text(self.cell, self.name, self.table, brokers, batch, quick_java(), master)
         path.write_text(text, encoding="utf-8")
         return path
 

@@ -30,6 +30,7 @@ from avow.prove.faults.drivers import (
     Zombie,
 )
 from avow.prove.faults.network import BrokerCutOff, BrokersCutApart, BrokersOneWay, BrokersSlow, CutFromBrokers
+from avow.prove.faults.sparks import ExecutorKilled, SparkMasterKilled, SparkWorkerKilled
 from avow.prove.faults.topics import LogTruncated, PartitionsAdded, Retention, TopicRecreated, UpstreamAborts
 from avow.prove.scene import Scene
 
@@ -45,6 +46,9 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "two-drivers": TwoDrivers,
         "worker-killed": WorkerKilled,
         "jvm-killed": JvmKilled,
+        "executor-killed": ExecutorKilled,
+        "spark-worker-killed": SparkWorkerKilled,
+        "spark-master-killed": SparkMasterKilled,
         "leader-killed": LeaderKilled,
         "controller-killed": ControllerKilled,
         "broker-paused": BrokerPaused,

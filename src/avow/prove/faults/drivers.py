@@ -14,10 +14,11 @@ from avow.engines import failpoints
 from avow.guarantee import Guarantee
 from avow.prove.driver import await_gone
 from avow.prove.faults.base import WAIT_S, Fault
+from avow.prove.faults.sparks import killed_executors
 
 
 class KilledAt(Fault):
-    """kill -9 of the run by itself, at a named point between its acts."""
+    """kill -9 of the run by itself, at a named point between its acts; on a cluster, of the executor that was there."""
 
     act: ClassVar[str]
 
@@ -29,22 +30,27 @@ class KilledAt(Fault):
         return "after-claim-write" if self.scene.cell.guarantee is Guarantee.EXACTLY_ONCE else f"after-{self.act}"
 
     def prepare(self) -> None:
-        self._folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
-        self._folder.mkdir()
-        self.env = {failpoints.VARIABLE: f"{self.point}:1:run:{self._folder}"}
+        folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
+        folder.mkdir()
+        self._mark = folder / f"fired-{self.point}"
+        who = "executor" if self.scene.on_cluster else "run"
+        self.env = {failpoints.VARIABLE: f"{self.point}:1:{who}:{folder}"}
+        self._killed_before = killed_executors(self.site.sparks()) if self.scene.on_cluster else 0
 
     def inject(self) -> None:
         self._driver = self.scene.driver
-        if not self.scene.driver_has(self.env):  # a later round: the driver that runs is not armed
+        if not self.scene.driver_has(self.env):  # the driver that runs is not armed
             self._driver.stop()
             self._driver = self.scene.start(env=self.env)
-        self.scene.until(lambda: not self._driver.alive, WAIT_S)
+        self.scene.until(lambda: bool(self.fired()), WAIT_S)
 
     def fired(self) -> str:
-        marked = (self._folder / f"fired-{self.point}").exists()
-        if marked and self._driver.code == -SIGKILL:
-            return f"pid {self._driver.pid} died of SIGKILL at {self.point}"
-        return ""
+        if not self._mark.exists():
+            return ""
+        if self.scene.on_cluster:
+            killed = killed_executors(self.site.sparks()) - self._killed_before
+            return f"an executor died of SIGKILL at {self.point}, its worker says" if killed else ""
+        return f"pid {self._driver.pid} died of SIGKILL at {self.point}" if self._driver.code == -SIGKILL else ""
 
 
 class KilledAfterClaim(KilledAt):
