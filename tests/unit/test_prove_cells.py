@@ -12,6 +12,7 @@ from avow.cli.prove import exit_code, remaining
 from avow.guarantee import Anomaly, Guarantee
 from avow.prove.cells import CANARIES, FAULTS, Cell, Queue, Seen, Verdict, judge, matrix, quick, schedule
 from avow.prove.faults import BUILT
+from avow.prove.faults.brokers import coordinating_partition
 from avow.prove.play import fit_for_more
 from avow.sinks import SINKS
 
@@ -26,6 +27,12 @@ def cell(fault: str, guarantee: Guarantee = EXACTLY, mode: str = "append") -> Ce
 def test_every_fault_is_built_or_says_why_not() -> None:
     assert BUILT.keys() == {fault.name for fault in FAULTS.values() if not fault.missing} - {"mix"}
     assert {fault.number for fault in FAULTS.values()} == set(range(27))
+
+
+@pytest.mark.parametrize(("name", "hash_"), [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31))])
+def test_the_coordinator_is_found_by_javas_hash(name: str, hash_: int) -> None:
+    for partitions in (1, 12, 50):
+        assert coordinating_partition(name, partitions) == (0 if hash_ == -(2**31) else abs(hash_)) % partitions
 
 
 def test_the_matrix_has_every_offer_of_every_sink() -> None:

@@ -57,6 +57,8 @@ def test_key_columns_are_made_from_the_key(tmp_path: Path) -> None:
     path.write_text(text)
     own = Own(path, load_checked(path, ENV))
     assert json.loads(own.value(7, 2))["account"] == "text 2"
+    path.write_text(text.replace("account string not null", "account string"))
+    assert json.loads(Own(path, load_checked(path, ENV)).value(4, 4))["account"] == "text 4", "never null"
     path.write_text(text.replace('["account"]', '["amount"]'))
     with pytest.raises(ConfigError, match="amount"):
         Own(path, load(path, ENV))

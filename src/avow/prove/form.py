@@ -112,7 +112,8 @@ class Own(Form):
             return f"record {number}".encode()
         keys = self._pipeline.sink.key
         fields = self._pipeline.decode.columns
-        made = {field.name: sample(field, key if field.name in keys else number) for field in fields}
+        # A key is never null: such a record is dead, whatever is done to the pipeline.
+        made = {f.name: _made(f.type, key) if f.name in keys else sample(f, number) for f in fields}
         return json.dumps(made, ensure_ascii=False).encode()
 
     def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:

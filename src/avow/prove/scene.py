@@ -130,6 +130,12 @@ class Scene:
         query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
         return dict(self._asked(query.format(sql.Literal(self.name))) or [])
 
+    def claiming_run(self) -> int:
+        """The newest run that has claimed anything."""
+        query = sql.SQL("SELECT coalesce(max(run), 0) FROM avow.claims WHERE pipeline = {}")
+        found = self._asked(query.format(sql.Literal(self.name)))
+        return int(found[0][0]) if found else 0
+
     def _asked(self, query: sql.Composed) -> list[tuple[Any, ...]] | None:
         """Nothing if the table is not there yet, None if nobody answers. The connection is kept: a new one each time
         is a new process of the server."""

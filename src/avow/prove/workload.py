@@ -81,6 +81,10 @@ class Workload:
     def sent(self) -> list[Sent]:
         return list(self._sent.values())
 
+    @property
+    def transactional_id(self) -> str:
+        return f"prove-{self._topic}"
+
     def burst(self, count: int) -> None:
         """So many at once: by the steady producer, so that numbers rise within a partition, or after its end."""
         if self._thread.is_alive():
@@ -154,7 +158,7 @@ class Workload:
         round_ = 0
         settings = {
             **self._settings,
-            "transactional.id": f"prove-{self._topic}",
+            "transactional.id": self.transactional_id,
             "transaction.timeout.ms": 60_000,
             "message.timeout.ms": 30_000,  # no longer than the transaction's, or librdkafka refuses
         }

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from avow.prove.faults.base import CannotRun, Fault
-from avow.prove.faults.brokers import AllBrokersKilled, BrokerPaused, ControllerKilled, LeaderKilled
+from avow.prove.faults.brokers import AllBrokersKilled, BrokerPaused, ControllerKilled, CoordinatorKilled, LeaderKilled
 from avow.prove.faults.canaries import CanaryDoubles, CanaryDrops, CanarySwapped
 from avow.prove.faults.checkpoint import CheckpointDeleted, CheckpointRewound, CheckpointTorn
 from avow.prove.faults.database import CommitReplyLost, PostgresCut, PostgresImmediate, PostgresKilled
-from avow.prove.faults.disks import DiskFullCheckpoint, DiskFullDatabase
+from avow.prove.faults.disks import DiskFullBroker, DiskFullCheckpoint, DiskFullDatabase
 from avow.prove.faults.drivers import (
     JvmKilled,
     KilledAfterClaim,
@@ -51,6 +51,7 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "spark-master-killed": SparkMasterKilled,
         "leader-killed": LeaderKilled,
         "controller-killed": ControllerKilled,
+        "coordinator-killed": CoordinatorKilled,
         "broker-paused": BrokerPaused,
         "all-brokers-killed": AllBrokersKilled,
         "broker-cut-off": BrokerCutOff,
@@ -63,6 +64,7 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "postgres-cut": PostgresCut,
         "commit-reply-lost": CommitReplyLost,
         "disk-full-database": DiskFullDatabase,
+        "disk-full-broker": DiskFullBroker,
         "disk-full-checkpoint": DiskFullCheckpoint,
         "checkpoint-deleted": CheckpointDeleted,
         "checkpoint-rewound": CheckpointRewound,

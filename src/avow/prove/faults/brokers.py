@@ -74,6 +74,37 @@ class ControllerKilled(_BrokersKilled):
         return f"broker-{number} became the controller, epoch {epoch}" if epoch > self._epoch else ""
 
 
+class CoordinatorKilled(_BrokersKilled):
+    """The broker that keeps the account of the upstream producer's transactions, while they commit and abort."""
+
+    transactions = True
+
+    def chosen(self) -> list[int]:
+        self._aborted = self.scene.workload.aborted
+        states = self.site.partitions("__transaction_state")
+        self._partition = states[coordinating_partition(self.scene.workload.transactional_id, len(states))]
+        return [self._partition.leader]
+
+    def aftermath(self) -> str:
+        now = self.site.partitions("__transaction_state")[self._partition.partition].leader
+        return f"broker-{now} coordinates in its place" if now not in (-1, *self._numbers) else ""
+
+    def fired(self) -> str:
+        """Also: transactions really went on after it."""
+        aborted = self.scene.workload.aborted - self._aborted
+        return f"{super().fired()}; {aborted} transactions were aborted since" if super().fired() and aborted else ""
+
+
+def coordinating_partition(transactional_id: str, partitions: int) -> int:
+    """Which partition of ``__transaction_state`` keeps the account: Java's hash of the name. Its leader is the
+    coordinator."""
+    found = 0
+    for byte in transactional_id.encode("ascii"):
+        found = (31 * found + byte) & 0xFFFFFFFF
+    signed = found - 2**32 if found >= 2**31 else found
+    return (0 if signed == -(2**31) else abs(signed)) % partitions
+
+
 def _controller(scene: Scene) -> tuple[int, int]:
     """(epoch, broker): from the logs. What Kafka tells its clients in KRaft is any broker."""
     found = [

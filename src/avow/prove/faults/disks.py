@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
-from avow.prove.faults.base import CannotRun, Fault
+from avow.local.cluster import disk_use
+from avow.prove.faults.base import WAIT_S, CannotRun, Fault
+
+SIZE_MB = 24
+FULL = "No space left on device"
 
 
 class _SmallDisk(Fault):
     """A small tmpfs, filled to the last byte while the fault holds."""
 
-    size_mb: ClassVar[int] = 24
-
-    def mount(self, folder: Path, owner: str | None = None) -> None:
+    def mount(self, folder: Path, owner: str | None = None, size_mb: int = SIZE_MB) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        options = f"size={self.size_mb}m"
+        options = f"size={size_mb}m"
         if owner and os.geteuid() == 0:
             options += f",uid={pwd.getpwnam(owner).pw_uid},mode=0700"
         command = ["mount", "-t", "tmpfs", "-o", options, "avow-prove", str(folder)]
@@ -44,9 +46,6 @@ class _SmallDisk(Fault):
         if getattr(self, "_disk", None):
             subprocess.run(["umount", "-l", str(self._disk)], capture_output=True, check=False)
             self._disk = None
-
-
-FULL = "No space left on device"
 
 
 class DiskFullDatabase(_SmallDisk):
@@ -83,6 +82,72 @@ class DiskFullDatabase(_SmallDisk):
             self.scene.execute(f'ALTER TABLE "{self.scene.table}" SET TABLESPACE pg_default')
             self.scene.execute(f"DROP TABLESPACE {self._space}")
         self.unmount()
+
+
+class DiskFullBroker(_SmallDisk):
+    """A broker's whole data is on a small disk. Kafka cannot go on without its only folder: the broker ends itself, and
+    is started again when there is room. The disk is made before the load begins, and taken away after the verdict."""
+
+    def prepare(self) -> None:
+        self._number = self.chance.choice([broker.number for broker in self.site.cluster.brokers()])
+        data, aside = self._stopped()
+        data.rename(aside)
+        try:
+            self.mount(data, size_mb=SIZE_MB + 2 * disk_use(aside) // 2**20)
+            _copy(aside, data)
+            shutil.rmtree(aside)
+        except CannotRun:
+            data.rmdir()
+            aside.rename(data)
+            raise
+        finally:
+            self._started()
+
+    def _stopped(self) -> tuple[Path, Path]:
+        """The broker's data, and where it is put meanwhile."""
+        broker = self.site.broker(self._number)
+        broker.stop()
+        return broker.data, broker.folder / "data.aside"
+
+    def _started(self) -> None:
+        self.site.cluster.up()
+        self.scene.until(self.site.whole, WAIT_S)
+
+    def inject(self) -> None:
+        broker = self.site.broker(self._number)
+        self._log_size = broker.log.stat().st_size
+        self.fill(broker.data)
+
+    def hold(self) -> None:
+        """Until Kafka has noticed: it writes rarely where nobody reads or writes."""
+        self.scene.until(lambda: bool(self.fired()), WAIT_S)
+        super().hold()
+
+    def heal(self) -> None:
+        super().heal()
+        self.site.broker(self._number).kill()  # it may hang half dead
+        self._started()
+
+    def fired(self) -> str:
+        broker = self.site.broker(self._number)
+        with broker.log.open("rb") as file:
+            file.seek(self._log_size)
+            count = file.read().count(FULL.encode())
+        return f'broker-{self._number} said "{FULL}" {count} times' if count else ""
+
+    def close(self) -> None:
+        if getattr(self, "_disk", None):
+            data, aside = self._stopped()
+            _copy(data, aside)
+            self.unmount()
+            data.rmdir()
+            aside.rename(data)
+            self._started()
+
+
+def _copy(one: Path, other: Path) -> None:
+    """Holes stay holes: Kafka's indexes are mostly that."""
+    subprocess.run(["cp", "-a", "--sparse=always", f"{one}/.", str(other)], check=True)
 
 
 class DiskFullCheckpoint(_SmallDisk):

@@ -86,14 +86,17 @@ class KilledAtRandom(Fault):
 
 
 class Zombie(Fault):
-    """The driver and all it started stand still, a second driver takes over, then the first wakes up."""
+    """The driver and all it started stand still, a second driver takes over, then the first wakes up. On a cluster its
+    executors do not stand still: they are zombies at work."""
 
     def inject(self) -> None:
         self._first = self.scene.driver
         self._was_paused = self._first.pause()
-        self._at = self.scene.claimed()
-        self.scene.start()
-        self._moved = self.scene.until_claimed_more(self._at)
+        before = self.scene.claiming_run()
+        second = self.scene.start()
+        # Not any claim: on a cluster, tasks of the first go on while their driver stands still.
+        self.scene.until(lambda: self.scene.claiming_run() > before or not second.alive, WAIT_S)
+        self._moved = self.scene.claiming_run() > before
 
     def heal(self) -> None:
         self._first.resume()
