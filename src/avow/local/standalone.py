@@ -78,8 +78,12 @@ class Master(_Daemon):
     main = "org.apache.spark.deploy.master.Master"
 
     def java_options(self) -> list[str]:
-        kept = {"recoveryMode": "FILESYSTEM", "recoveryDirectory": self.folder / "recovery"}
-        return [f"-Dspark.deploy.{name}={value}" for name, value in kept.items()]
+        settings = {
+            "deploy.recoveryMode": "FILESYSTEM",
+            "deploy.recoveryDirectory": self.folder / "recovery",
+            "master.rest.enabled": "false",  # a second door, on a port of its own choice
+        }
+        return [f"-Dspark.{name}={value}" for name, value in settings.items()]
 
     @property
     def url(self) -> str:

@@ -230,8 +230,7 @@ class Acts:
         scene.workloads.append(self._workload(any(fault.transactions for fault in faults)))
         # Several batches for the load, and few for a backlog.
         batch = max(1_000, *(fault.records_least // 4 for fault in faults))
-        scene.write_file(self._site.pipeline_brokers, batch=batch)
-        self._audit_file = scene.write_file(self._site.bootstrap, batch=batch)
+        self._audit_file = scene.write_files(batch=batch)
         before = scene.claimed()
         self._sampler.start()
         scene.workload.start()

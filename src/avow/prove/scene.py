@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from psycopg import sql
 from avow.engines.spark import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
-from avow.prove.cells import ENGINES, Cell
+from avow.prove.cells import ENGINES, HERE, Cell
 from avow.prove.check import Sent
 from avow.prove.driver import Driver
 from avow.prove.form import Form
@@ -79,11 +80,17 @@ class Scene:
 
     # The pipeline.
 
-    def write_file(self, brokers: str, *, batch: int) -> Path:
-        path = self.folder / ("pipeline.toml" if brokers == self.site.pipeline_brokers else "audit.toml")
+    def write_files(self, *, batch: int) -> Path:
+        """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
+        that a fault hurts."""
         master = {"master": self.site.sparks().url} if self.on_cluster else {}
-        text = self.form.text(self.cell, self.name, self.table, brokers, batch, quick_java(), master)
-        path.write_text(text, encoding="utf-8")
+        names = (self.name, self.table)
+        self.file.write_text(
+            self.form.text(self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master), encoding="utf-8"
+        )
+        path = self.folder / "audit.toml"
+        here = replace(self.cell, engine=HERE[0])
+        path.write_text(self.form.text(here, *names, self.site.bootstrap, batch, quick_java()), encoding="utf-8")
         return path
 
     @property
