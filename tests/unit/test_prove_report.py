@@ -57,7 +57,8 @@ def test_nothing_yet(tmp_path: Path) -> None:
 def test_the_report_stands_alone_and_shows_everything(tmp_path: Path) -> None:
     told(tmp_path)
     page, text = (path.read_text(encoding="utf-8") for path in report.write(tmp_path))
-    assert "2 held" in page
+    assert "<b>2</b> held" in page
+    assert all(f'href="#{name.replace("/", "-")}"' in page for name in (HELD, LOST))
     assert "1,234 lost" in page
     assert "seed 7" in page
     assert page.count("<svg") == 2
