@@ -36,7 +36,7 @@ schema = \"\"\"id long, customer struct<name: string not null, address: struct<c
     lines array<struct<sku: string not null, price: decimal(12,2)>>, extra map<string,long>, at timestamp not null\"\"\"
 
 [transform]
-sql = "SELECT id, customer.address.city AS city, customer, size(lines) AS n, lines, at FROM records WHERE id % 7 <> 3"
+sql = "SELECT *, customer.address.city AS city, size(lines) AS n FROM records WHERE id % 7 <> 3"
 """
 
 

@@ -118,6 +118,12 @@ class Driver:
         """Whether its log has a line like that."""
         return re.search(pattern, self.log.read_text(errors="replace")) is not None
 
+    def last_words(self) -> str:
+        """What it said in the end: its error, if there is one."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["nothing"])[-1].removeprefix("error: ")[:300]
+
 
 def signal(processes: list[psutil.Process], number: Signals) -> None:
     for process in processes:

@@ -239,7 +239,8 @@ class Acts:
         if not scene.workload.alive:
             scene.workload.stop()  # says why
         begun = scene.claimed() > before or driver.code == -SIGKILL  # a fault may already have fallen
-        scene.require(begun, f"the pipeline claimed nothing within {START_S} s; exit code {driver.code}")
+        scene.require(begun or driver.alive, f"the pipeline ended with {driver.code}: {driver.last_words()}")
+        scene.require(begun, f"the pipeline claimed nothing within {START_S} s")
         self._note("first claims are there" if fresh else "claims go on")
 
     def _workload(self, transactions: bool) -> Workload:
