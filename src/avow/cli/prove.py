@@ -43,7 +43,9 @@ MODES = tuple(dict.fromkeys(mode for sink in SINKS.values() for mode in sink.off
     "2 unknown or unproven",
 )
 @click.option("--quick", "is_quick", is_flag=True, help="One cell per fault, and the canaries: about ten minutes.")
-@click.option("--all", "everything", is_flag=True, help="The whole matrix. Hours; use --resume after a break.")
+@click.option(
+    "--all", "everything", is_flag=True, help="The whole matrix. Hours, fewer with --jobs; use --resume after a break."
+)
 @click.option("--fault", "faults", multiple=True, type=click.Choice(list(FAULTS)), metavar="NAME", help="See --list.")
 @click.option("--guarantee", "guarantees", multiple=True, type=click.Choice([str(word) for word in Guarantee]))
 @click.option("--sink", "sinks", multiple=True, type=click.Choice(list(SINKS)))

@@ -133,6 +133,10 @@ class Scene:
         found = self._asked(query)
         return None if found is None else int(found[0][0]) if found else 0
 
+    def table_bytes(self) -> int:
+        found = self._asked(sql.SQL("SELECT pg_total_relation_size(to_regclass({}))").format(sql.Literal(self.table)))
+        return int(found[0][0] or 0) if found else 0
+
     def positions(self) -> dict[int, int]:
         query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
         return dict(self._asked(query.format(sql.Literal(self.name))) or [])

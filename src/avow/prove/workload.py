@@ -75,8 +75,8 @@ class Workload:
 
     @property
     def next(self) -> int:
-        """The number after the last."""
-        return self._next
+        """The number that another workload may begin with: of a fresh key, for a key belongs to one partition."""
+        return -(-self._next // PER_KEY) * PER_KEY
 
     def sent(self) -> list[Sent]:
         return list(self._sent.values())

@@ -54,7 +54,7 @@ class DiskFullDatabase(_SmallDisk):
     def prepare(self) -> None:
         self._space = f"small_{self.chance.randrange(10**9)}"
         self._folder = self.site.postgres.folder / self._space
-        self.mount(self._folder, "nobody")
+        self.mount(self._folder, "nobody", SIZE_MB + 2 * self.scene.table_bytes() // 2**20)
 
     def inject(self) -> None:
         self._log_size = self.site.postgres.log.stat().st_size
