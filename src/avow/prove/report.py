@@ -153,9 +153,9 @@ h3 { margin: 1.4rem 0 .3rem; font-size: 1rem; }
 th { color: var(--dim); font-weight: 500; text-align: left; padding: .1rem .4rem; vertical-align: bottom; }
 th.word { border-bottom: 2px solid var(--line); color: var(--ink); }
 td { padding: .1rem .4rem; vertical-align: top; } td.number { color: var(--dim); text-align: right; }
-td.fault { min-width: 15rem; } td.box { min-width: 5.2rem; padding: 0; }
-td.box a { display: block; padding: .1rem .4rem;
-  border-radius: 3px; text-decoration: none; line-height: 1.35; } td.box a:hover { outline: 1px solid currentColor; }
+td.fault { min-width: 15rem; position: sticky; left: 0; background: var(--paper); }
+td.box { min-width: 5.2rem; padding: 0; } td.box a { display: block; padding: .1rem .4rem; border-radius: 3px;
+  text-decoration: none; line-height: 1.35; } td.box a:hover { outline: 1px solid currentColor; }
 .chip { display: inline-block; border-radius: 3px; padding: .05rem .5rem; margin: .6rem .3rem 0 0; }
 .held, .caught { color: var(--held); background: var(--held-box); }
 .broken, .missed { color: var(--broken); background: var(--broken-box); }
@@ -168,6 +168,7 @@ summary { cursor: pointer; overflow-wrap: anywhere; } summary .verdict { border-
 .more { padding: .3rem 0 .6rem 1.1rem; } .more:target { outline: 2px solid var(--line); outline-offset: 4px; }
 svg { width: 100%; max-width: 60rem; height: auto; display: block; margin: .5rem 0; }
 svg text { fill: var(--dim); font-size: 10px; }
+@media (max-width: 50rem) { td.fault { min-width: 9rem; } }
 ul.notes { margin: .3rem 0; padding-left: 1.2rem; color: var(--dim); font-size: .85em; overflow-wrap: anywhere; }
 """
 
