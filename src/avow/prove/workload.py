@@ -73,8 +73,17 @@ class Workload:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def next(self) -> int:
+        """The number that another workload may begin with: of a fresh key, for a key belongs to one partition."""
+        return -(-self._next // PER_KEY) * PER_KEY
+
     def sent(self) -> list[Sent]:
         return list(self._sent.values())
+
+    @property
+    def transactional_id(self) -> str:
+        return f"prove-{self._topic}"
 
     def burst(self, count: int) -> None:
         """So many at once: by the steady producer, so that numbers rise within a partition, or after its end."""
@@ -149,7 +158,7 @@ class Workload:
         round_ = 0
         settings = {
             **self._settings,
-            "transactional.id": f"prove-{self._topic}",
+            "transactional.id": self.transactional_id,
             "transaction.timeout.ms": 60_000,
             "message.timeout.ms": 30_000,  # no longer than the transaction's, or librdkafka refuses
         }
