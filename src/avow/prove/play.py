@@ -7,6 +7,7 @@ a verdict, or which cells there are. Neighbours: ``cells`` (schedule and verdict
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -100,7 +101,7 @@ class Judges:
 
     def audit(self, file: Path, url: str) -> tuple[str, dict[str, int]]:
         """The verdict, and how many of each anomaly."""
-        pipeline = load_checked(file, {"DATABASE_URL": url})
+        pipeline = load_checked(file, {**os.environ, "DATABASE_URL": url})
 
         def session() -> SparkSession:
             self._session = self._session or spark.session(pipeline, short=True)
@@ -178,9 +179,8 @@ class Player:
         if scene is None:
             return
         scene.end()
-        for folder in (
-            (scene.temporary, scene.spark_folder) if self._proof.keep or not scene.all_held else (scene.folder,)
-        ):
+        keep = self._proof.keep or not scene.all_held
+        for folder in (scene.temporary, scene.spark_folder) if keep else (scene.folder,):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -204,7 +204,8 @@ class Acts:
 
     def play(self) -> Seen:
         self._site.mend()
-        self._scene.until(self._site.whole, WHOLE_S)
+        if not self._scene.until(self._site.whole, WHOLE_S):
+            self._note(f"not every replica is in sync after {WHOLE_S} s")
         self._begin()
         fired = self._do_faults()
         drained, code = self._drain()

@@ -119,6 +119,8 @@ class Scene:
         """Nothing of it is left on the site, but for the table."""
         for driver in self.drivers:
             driver.end()
+        for workload in self.workloads:
+            workload.give_up()  # one of a cell that could not go on still sends
         if self._connection is not None:
             self._connection.close()
         # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.

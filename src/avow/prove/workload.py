@@ -62,6 +62,10 @@ class Workload:
     def start(self) -> None:
         self._thread.start()
 
+    def give_up(self) -> None:
+        """End soon; nobody will ask what was sent."""
+        self._ending.set()
+
     def stop(self) -> None:
         """End once all that was asked for is sent, and every answer is in or given up."""
         self._ending.set()
