@@ -199,5 +199,5 @@ def _list(cells: list[Cell]) -> None:
         if cell.canary:
             due = "must be judged broken"
         place = f"{cell.sink}/{cell.mode}/{cell.engine}"
-        line = f"{fault.number or '':>2}  {fault.name:<22}{cell.guarantee:<15}{place:<24}{fault.title}"
+        line = f"{fault.number or '':>2}  {fault.name:<22}{cell.guarantee:<15}{place:<31}{fault.title}"
         click.echo(f"{line} ({due})" if due else line)
