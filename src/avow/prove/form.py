@@ -59,7 +59,7 @@ class Form(ABC):
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
         document["sink"] = {**document["sink"], "url": "${env:DATABASE_URL}", "table": table}
-        document["batch"] = {"interval": "200ms", "max_records": batch}
+        document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
 

@@ -230,7 +230,7 @@ class Acts:
             faults[0].make_topic(PARTITIONS)
         scene.workloads.append(self._workload(any(fault.transactions for fault in faults)))
         # Several batches for the load, and few for a backlog.
-        batch = max(1_000, *(fault.records_least // 4 for fault in faults))
+        batch = max(2_000, *(fault.records_least // 4 for fault in faults))
         self._audit_file = scene.write_files(batch=batch)
         before = scene.claimed()
         self._sampler.start()
