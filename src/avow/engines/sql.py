@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +53,7 @@ class Note:
 
 def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field, ...]:
     """The columns a transform gives, lineage left out. Refuses a wide one, and one that loses lineage."""
-    lineage = pipeline.sink.lineage
+    lineage = (*pipeline.sink.lineage, *pipeline.carried.values())
     if (change := python_transform(pipeline)) is not None:
         empty = pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline))
         out = change(empty)
@@ -90,7 +90,8 @@ def decoded_ddl(pipeline: Pipeline) -> str:
     rest = [f"`{REST_COLUMN}` string"] if _keeps_rest(pipeline) else []
     topic, partition, offset, timestamp = (f"`{name}`" for name in pipeline.sink.lineage)
     lineage = [f"{topic} string", f"{partition} int", f"{offset} long", f"{timestamp} timestamp"]
-    return ", ".join([str(pipeline.decode.columns), *rest, *lineage])
+    carried = [f"`{column}` {_CARRIED[part].spelling}" for part, column in pipeline.carried.items()]
+    return ", ".join([str(pipeline.decode.columns), *rest, *lineage, *carried])
 
 
 def _keeps_rest(pipeline: Pipeline) -> bool:
@@ -100,7 +101,22 @@ def _keeps_rest(pipeline: Pipeline) -> bool:
 def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
     types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
     payload = decoder(pipeline, refuse_nul=True).schema
-    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types)])
+    carried = [pa.field(column, _CARRIED[part].type) for part, column in pipeline.carried.items()]
+    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types), *carried])
+
+
+class _Carried(NamedTuple):
+    spelling: str  # Spark's
+    type: pa.DataType
+
+
+# What of a record can travel beside its row.
+_CARRIED = {
+    "key": _Carried("binary", pa.binary()),
+    "value": _Carried("binary", pa.binary()),
+    "headers": _Carried("string", pa.string()),
+    "tombstone": _Carried("boolean", pa.bool_()),
+}
 
 
 _SPELLINGS = {
