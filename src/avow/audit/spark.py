@@ -39,8 +39,8 @@ from avow.settings import Pipeline, revealed
 TIME = pa.timestamp("us", "UTC")
 SHARED_SHOWN = 5
 
-# Headers are not part of any row.
-_RECORDS = (*RECORDS[:-1], "CAST(NULL AS STRING) AS headers")
+# Unless the sink wants them, headers are not part of any row.
+_WITHOUT_HEADERS = (*RECORDS[:-1], "CAST(NULL AS STRING) AS headers")
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
@@ -93,7 +93,8 @@ class Comparing(AbstractContextManager["Comparing"]):
     def _compared(self) -> DataFrame:
         job = self._job
         reader = records(self._session(), job.work.pipeline, job.work.ranges)
-        frame = reader.option("kafka.isolation.level", "read_committed").load().selectExpr(*_RECORDS)
+        frame = reader.option("kafka.isolation.level", "read_committed").load()
+        frame = frame.selectExpr(*(RECORDS if "headers" in job.work.pipeline.carried else _WITHOUT_HEADERS))
         schema = from_arrow_schema(_schema(job))
         if job.work.by_sql:
             compared = sql.decode_frame(frame, job.work).mapInArrow(lambda rows: _behind_query(iter(rows), job), schema)

@@ -38,7 +38,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
 from avow.errors import ConfigError, SourceError
-from avow.kafka.metadata import QUIET
+from avow.kafka.metadata import QUIET, ClusterView, view
 from avow.ledger import Entry, Fingerprint, LogView
 from avow.settings import Source, Start, revealed
 
@@ -159,6 +159,15 @@ class Log:
     def _renew(self) -> None:
         self.close()
         self._admin = _made(AdminClient, self._settings, self._source)
+
+    @property
+    def admin(self) -> AdminClient:
+        """For questions that only one caller has."""
+        return self._admin
+
+    def cluster(self) -> ClusterView:
+        """Brokers, leaders and replicas of all topics."""
+        return self._ask("for its metadata", lambda timeout_s: view(self._admin, timeout_s))
 
     # Which partitions there are
 

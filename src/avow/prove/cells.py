@@ -46,6 +46,7 @@ class Fault:
     times: int = 1
     stop: tuple[int, str] | None = None  # a named stop is right here: its exit code, and the audit's word for it
     in_mix: bool = False
+    only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     missing: str = ""  # why it is not built
 
 
@@ -53,7 +54,7 @@ def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object
     return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
 
 
-_KAFKA_SINK = "needs a Kafka sink, which is not built yet"
+_POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
 _FAULTS = (
     _fault(1, "killed-after-claim", "driver kill -9 after the claim", MOST),
     _fault(2, "killed-after-write", "driver kill -9 after the write", LEAST),
@@ -65,6 +66,7 @@ _FAULTS = (
     _fault(6, "jvm-killed", "Spark's JVM kill -9"),
     _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True),
     _fault(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
+    _fault(8, "coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
     _fault(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
     _fault(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
     _fault(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
@@ -72,14 +74,14 @@ _FAULTS = (
     _fault(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
     _fault(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
     _fault(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
-    _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", missing=_KAFKA_SINK),
-    _fault(14, "transaction-times-out", "transaction times out while the task is paused", missing=_KAFKA_SINK),
-    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True),
-    _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown"),
-    _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True),
-    _fault(16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4)),
+    _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
+    _fault(14, "transaction-times-out", "transaction times out while the task is paused", hold_s=(17, 18), only=_KAFKA),
+    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, only=_POSTGRES),
+    _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
+    _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
+    _fault(16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), only=_POSTGRES),
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="needs a lake sink, not built yet"),
-    _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6)),
+    _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6)),
     _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
     _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2)),
@@ -147,6 +149,8 @@ def matrix() -> Iterator[Cell]:
             continue
         for guarantee in Guarantee:
             for sink in SINKS.values():
+                if fault.only and sink.kind not in fault.only:
+                    continue
                 for mode in sink.offers:
                     if guarantee in sink.offered(mode):
                         yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in ENGINES)
@@ -185,7 +189,9 @@ def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
     """The faults of a cell, in order. With ``minutes`` they go on at least so long."""
     chance = random.Random(f"{seed}/{cell.name}")
     least_s = minutes * 60
-    mixed = [fault for fault in FAULTS.values() if fault.in_mix] if cell.fault.name == "mix" else []
+    mixed = []
+    if cell.fault.name == "mix":
+        mixed = [fault for fault in FAULTS.values() if fault.in_mix and (not fault.only or cell.sink in fault.only)]
     if mixed:
         least_s = least_s or MIX_S
     steps: list[Step] = []

@@ -34,11 +34,12 @@ from avow.plan import load_checked
 from avow.prove import check
 from avow.prove.cells import Cell, Seen, Step, Verdict, judge, schedule
 from avow.prove.check import Fate
-from avow.prove.faults import BUILT, CannotRun, Fault
+from avow.prove.faults import CannotRun, Fault
 from avow.prove.form import Form, Numbered
 from avow.prove.history import History
 from avow.prove.scene import Scene
 from avow.prove.site import Site
+from avow.prove.transactions import BUILT
 from avow.prove.workload import Workload
 
 PARTITIONS = 2
@@ -416,11 +417,11 @@ class _Played:
         acknowledged = {one.number for one in sent if one.fate is Fate.ACKNOWLEDGED}
         found = check.compare(
             sent,
-            scene.form.rows(site.url, scene.table, sent, log),
+            scene.form.rows(scene.stored, sent, log),
             self._cell.mode,
             in_log=None if stopped else set(log.values()),
             until=scene.positions() if stopped else None,
-            dead=check.read_dead(site.url, scene.name),
+            dead=scene.stored.dead(),
         )
         verdict, audited = self._judges.audit(self._audit_file, site.url)
         checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]

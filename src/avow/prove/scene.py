@@ -8,16 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from confluent_kafka import KafkaException
 from psycopg import sql
 
 from avow.engines.spark import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
 from avow.prove.cells import Cell
+from avow.prove.check import InTable, InTopic, Stored
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
@@ -43,7 +46,7 @@ class Scene:
         self.cell, self.form, self.site, self.folder, self.name = cell, form, site, folder, name
         self.note = note  # tells the history
         self.topic = name
-        self.table = name.replace("-", "_")
+        self.table = name.replace("-", "_")  # or the output topic
         self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
         self.temporary.mkdir(parents=True)
         self.workload: Workload  # once the cell has begun
@@ -87,15 +90,28 @@ class Scene:
         if self._connection is not None:
             self._connection.close()
 
+    @property
+    def stored(self) -> Stored:
+        """What is in the sink, for the check."""
+        if self.cell.sink == "kafka":
+            return InTopic(self.site.bootstrap, self.table, self.name)
+        return InTable(self.site.url, self.table, self.name)
+
     # How far it is. Asked past the proxies, and while the database may be down.
 
     def rows(self) -> int | None:
-        """How many rows the table has; None while the database does not answer."""
+        """How many rows the table has; None while the database does not answer. Of a topic, how many offsets."""
+        if self.cell.sink == "kafka":
+            with suppress(KafkaException, KeyError):
+                return sum(self.site.ends(self.table).values())
+            return None
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self.table))
         found = self._asked(query)
         return None if found is None else int(found[0][0]) if found else 0
 
     def positions(self) -> dict[int, int]:
+        if self.cell.sink == "kafka":
+            return self.site.committed(self.name, self.topic)
         query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
         return dict(self._asked(query.format(sql.Literal(self.name))) or [])
 

@@ -393,6 +393,11 @@ class Pipeline(Section):
         return {part: f"{self.sink.lineage_prefix}{part}" for part in parts}
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether the output topics are on another cluster than the source's."""
+        return isinstance(self.sink, Kafka) and self.sink.brokers not in (None, self.source.brokers)
+
+    @property
     def dead_letter_topic(self) -> str:
         """Where the Kafka sink keeps dead letters."""
         assert isinstance(self.sink, Kafka)
@@ -477,7 +482,7 @@ def _topic_problems(pipeline: Pipeline, sink: Kafka) -> Iterator[Problem]:
     for name in sink.routed_by:
         if pipeline.transform is None and name not in columns:
             yield Problem(("sink", "topic"), f"{name!r} is not a column", "columns of decode.schema or of lineage")
-    if sink.brokers is not None:
+    if pipeline.elsewhere:
         return
     outputs = {*sink.routes, pipeline.dead_letter_topic} | ({sink.topic} if not sink.routed_by else set())
     if sink.routed_by == (sink.lineage[0],):

@@ -123,7 +123,7 @@ def redriving(pipeline: Pipeline) -> Redriving:
         case Kafka():
             from avow.sinks.kafka import KafkaTask
 
-            return KafkaTask(pipeline, run=0)
+            return KafkaTask(pipeline, run=0, redriving=True)
         case _:
             raise NotImplementedError(pipeline.sink.kind)
 

@@ -8,7 +8,8 @@ that is committed in our transaction is a compare-and-set: if the transaction go
 
 Producers are kept from task to task, a few per process, because making one costs more than a small batch. One that is
 kept may have been fenced by another worker's meanwhile. It would find out at the end, with the batch for nothing; so
-every claim carries its producer's token, and a producer that does not find its own is thrown away at once.
+every claim carries its producer's token, and a producer that does not find its own is thrown away at once. If it does,
+it knows the entry without reading it: nobody else can have changed it since.
 
 After any error the producer is thrown away too. Its successor's ``init_transactions`` waits for the outcome of what it
 left, and only then is the position read again: neither librdkafka nor the Java client can be trusted to know the
@@ -99,10 +100,12 @@ def as_ours(what: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Producing:
-    """A transactional producer, and the token by which its claims are known."""
+    """A transactional producer, the token by which its claims are known, and the last of them. While it is not fenced
+    that is the ledger's entry."""
 
     client: client.Producer
     token: str
+    last: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +123,19 @@ class Clients:
 
     def __init__(self, pipeline: Pipeline) -> None:
         assert isinstance(pipeline.sink, Kafka)
-        self._pipeline = pipeline
-        self._sink = pipeline.sink
         self.group = pipeline.name
         source = {"bootstrap.servers": pipeline.source.brokers} | revealed(pipeline.source.kafka)
         own = revealed(pipeline.sink.kafka)
         self._ledger_settings = _base(source)
         # On its own cluster the output has settings of its own; on the source's, what it does not say is the same.
-        elsewhere = {"bootstrap.servers": pipeline.sink.brokers} if pipeline.sink.brokers else source
-        self._output_settings = _base(elsewhere | own)
+        self.elsewhere = pipeline.elsewhere
+        there = {"bootstrap.servers": str(pipeline.sink.brokers)} if self.elsewhere else source
+        self._output_settings = _base(there | own)
         self.timeout_ms = int(own.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
         self._producing: OrderedDict[TopicPartition, Producing] = OrderedDict()
         self._plain: client.Producer | None = None
         self._failed: list[KafkaError] = []  # what the plain producer could not deliver
-        self._reader: client.Consumer | None = None
+        self._readers: dict[bool, client.Consumer] = {}
         self._limits: dict[str, tuple[float, Limits]] = {}
 
     # Producers
@@ -145,7 +147,7 @@ class Clients:
             return self._producing[where]
         while len(self._producing) >= PRODUCERS_MAX:
             self._producing.popitem(last=False)
-        settings = self._ledger_settings if self._sink.brokers else self._output_settings
+        settings = self._ledger_settings if self.elsewhere else self._output_settings
         own = {
             "transactional.id": f"{self.group}/{where.topic}/{where.partition}",
             "transaction.timeout.ms": str(self.timeout_ms),
@@ -203,29 +205,28 @@ class Clients:
 
     # The ledger
 
-    @property
-    def reader(self) -> client.Consumer:
+    def _reader(self, *, stable: bool) -> client.Consumer:
         """Reads the group's offsets. It never subscribes, so the group sees no member."""
-        if self._reader is None:
+        if stable not in self._readers:
             own = {
                 "group.id": self.group,
                 "enable.auto.commit": "false",
-                # With this the cluster answers only when no transaction is about to change the offset.
-                "isolation.level": "read_committed",
+                # With the first the cluster answers only when no open transaction is about to change the offset.
+                "isolation.level": "read_committed" if stable else "read_uncommitted",
             }
-            self._reader = _made(client.Consumer, self._ledger_settings | own)
-        return self._reader
+            self._readers[stable] = _made(client.Consumer, self._ledger_settings | own)
+        return self._readers[stable]
 
-    def kept(self, where: TopicPartition) -> Kept | None:
-        """The ledger's entry, None if there is none."""
+    def _kept(self, where: TopicPartition, *, stable: bool) -> Kept | None:
+        """The ledger's entry, None if there is none. What was committed a moment ago may not be seen unless stable."""
         asked = client.TopicPartition(where.topic, where.partition)
         try:
             with as_ours(f"the reading of the position of {where}"):
-                (found,) = self.reader.committed([asked], timeout=PATIENCE_S)
+                (found,) = self._reader(stable=stable).committed([asked], timeout=PATIENCE_S)
                 if found.error is not None:
                     raise KafkaException(found.error)
         except AvowError:
-            self._reader = None
+            self._readers.pop(stable, None)
             raise
         if found.offset < 0:
             return None
@@ -234,27 +235,29 @@ class Clients:
     def held(self, where: TopicPartition) -> tuple[Producing, Kept | None]:
         """The producer of one partition, and the entry as it is while the producer is not fenced."""
         producing = self._producing.get(where)
-        if producing is not None:
-            kept = self.kept(where)
-            if kept is not None and kept.by == producing.token:
-                return producing, kept
-            self.forget(where)  # somebody else has claimed since, and has fenced this one
-        producing = self.transactional(where)
-        return producing, self.kept(where)
+        if producing is not None and producing.last is not None:
+            # Not waited for: if another one is about to claim, this producer is fenced, and that is all to be known.
+            found = self._kept(where, stable=False)
+            if found is not None and found.by == producing.token:
+                return producing, producing.last
+        self.forget(where)
+        # In this order: the new one has waited for the end of what others had open.
+        return self.transactional(where), self._kept(where, stable=True)
 
     def send(self, producing: Producing, where: TopicPartition, kept: Kept) -> None:
         """Put an entry into the open transaction, signed by its producer."""
         signed = replace(kept, by=producing.token, at_ms=int(time.time() * 1000))
         offset = client.TopicPartition(where.topic, where.partition, signed.entry.position, entries.written(signed))
-        producing.client.send_offsets_to_transaction([offset], self.reader.consumer_group_metadata(), PATIENCE_S)
+        group = self._reader(stable=True).consumer_group_metadata()
+        producing.client.send_offsets_to_transaction([offset], group, PATIENCE_S)
+        producing.last = signed
 
     def close(self) -> None:
         """Let everything go. A producer that has nothing open goes quickly."""
         self._producing.clear()
         self._plain = None
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        while self._readers:
+            self._readers.popitem()[1].close()
 
     # The output topics
 

@@ -27,6 +27,7 @@ from avow.sinks import json as as_json
 from avow.sinks.kafka.clients import Limits
 
 ORIGIN = "avow-origin"  # the header that carries a record's identity: topic/partition/offset
+REDRIVEN = "avow-redriven"  # and the one of records that were dead letters: they come late, out of their order
 Headers = list[tuple[str, bytes | str | None]]
 
 # A record's own framing in a batch, and the batch's: varints, attributes, counts. Generously.
@@ -71,9 +72,10 @@ def read_origin(text: bytes | str) -> tuple[str, int, int] | None:
 class Mapper:
     """Turns rows of one pipeline into output records."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, *, redriven: bool = False) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._sink = pipeline.sink
+        self._own: Headers = [(REDRIVEN, "1")] if redriven and pipeline.sink.origin else []
         self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}
         self._carried = pipeline.carried
         self._routed = pipeline.sink.routed_by
@@ -148,7 +150,9 @@ class Mapper:
         before = origin(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py(), 0)[:-1]
         offsets = rows.column(offset).to_pylist()
         return [
-            [(ORIGIN, f"{before}{number}")] if text is None else [*_read_headers(text), (ORIGIN, f"{before}{number}")]
+            [*_read_headers(text), *self._own, (ORIGIN, f"{before}{number}")]
+            if text is not None or self._own
+            else [(ORIGIN, f"{before}{number}")]
             for number, text in zip(offsets, kept, strict=True)
         ]
 

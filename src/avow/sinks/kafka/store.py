@@ -8,8 +8,11 @@ Owns: making and checking the topics, and the reserved group. The rules are ``le
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -26,6 +29,14 @@ from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import output_topics
 from avow.sinks.kafka.task import KafkaTask
+
+
+@dataclass(frozen=True, slots=True)
+class _Unstable:
+    """In place of an answer, when Kafka refuses all of it."""
+
+    error: KafkaError
+
 
 AT_ONCE = 8  # partitions whose entries are changed side by side
 
@@ -115,23 +126,36 @@ class Store:
 
     # The ledger
 
-    def kept(self) -> dict[TopicPartition, Kept]:
+    def kept(self, *, stable: bool = False) -> dict[TopicPartition, Kept]:
+        """Every entry. Unless ``stable``, one that a transaction is about to change is as it was before, and nothing is
+        waited for: a dead writer's transaction stays open until a new run fences it, or until its time-out."""
+        deadline = time.monotonic() + self._clients.timeout_ms / 1000 + PATIENCE_S
+        while True:
+            with as_ours(f"the reading of the positions of group {self._clients.group}"):
+                answer = self._committed(stable=stable)
+                unstable = [one.error for one in answer if one.error is not None]
+                if not unstable:
+                    break
+                if unstable[0].code() != KafkaError.UNSTABLE_OFFSET_COMMIT or time.monotonic() > deadline:
+                    raise KafkaException(unstable[0])
+            time.sleep(0.2)
+        found = {TopicPartition(one.topic, one.partition): one for one in answer if one.offset >= 0}
+        return {
+            where: kept_entries.read(self._clients.group, where, one.offset, one.metadata)
+            for where, one in sorted(found.items())
+        }
+
+    def _committed(self, *, stable: bool) -> list[Any]:
         group = self._clients.group
-        admin = self._clients.ledger_admin()
-        with as_ours(f"the reading of the positions of group {group}"):
-            asked = admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group)], require_stable=True, request_timeout=PATIENCE_S
-            )
-            answer = asked[group].result(PATIENCE_S).topic_partitions or []
-        found = {}
-        for one in sorted(answer, key=lambda one: (one.topic, one.partition)):
-            if one.error is not None:
-                with as_ours(f"the reading of the positions of group {group}"):
-                    raise KafkaException(one.error)
-            if one.offset >= 0:
-                where = TopicPartition(one.topic, one.partition)
-                found[where] = kept_entries.read(group, where, one.offset, one.metadata)
-        return found
+        asked = self._clients.ledger_admin().list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group)], require_stable=stable, request_timeout=PATIENCE_S
+        )
+        try:
+            return asked[group].result(PATIENCE_S).topic_partitions or []
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNSTABLE_OFFSET_COMMIT:
+                raise
+            return [_Unstable(error.args[0])]
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline."""

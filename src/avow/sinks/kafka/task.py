@@ -35,13 +35,15 @@ ABORT_PATIENCE_S = 10.0
 class KafkaTask:
     """The sink as one task sees it. One act at a time."""
 
-    def __init__(self, pipeline: Pipeline, run: int, clients: Clients | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, run: int, clients: Clients | None = None, *, redriving: bool = False
+    ) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._sink = pipeline.sink
         self._letters_topic = pipeline.dead_letter_topic
         self._run = run
         self._clients = clients or kafka_clients.cached(pipeline)
-        self._mapper = Mapper(pipeline)
+        self._mapper = Mapper(pipeline, redriven=redriving)
         self._clear()
 
     def _clear(self) -> None:
@@ -115,12 +117,12 @@ class KafkaTask:
         where = self._where = TopicPartition(topic, partition)
         for name in [*output_topics(self._sink, [topic]), self._letters_topic]:
             self._clients.limits(name)  # before a producer is made: no batch may be larger than these
-        if not lock:
-            self._kept = expect(self._clients.kept(where), where)
-            return self._kept.entry
-        self._held, kept = self._clients.held(where)
-        self._held.client.begin_transaction()
-        self._began = time.monotonic()
+        # Also without ``lock``: a position is certain only for who has fenced the others.
+        held, kept = self._clients.held(where)
+        if lock:
+            self._held = held
+            held.client.begin_transaction()
+            self._began = time.monotonic()
         self._kept = expect(kept, where)
         return self._kept.entry
 
@@ -143,7 +145,7 @@ class KafkaTask:
 
     @property
     def _producer(self) -> Producer:
-        if self._held is not None and not self._sink.brokers:
+        if self._held is not None and not self._clients.elsewhere:
             return self._held.client
         self._wrote_plain = True
         return self._clients.plain
