@@ -10,7 +10,7 @@ import pytest
 from avow.cli.prove import exit_code
 from avow.guarantee import Anomaly, Guarantee
 from avow.prove.cells import CANARIES, FAULTS, Cell, Seen, Verdict, judge, matrix, quick, schedule
-from avow.prove.faults import BUILT
+from avow.prove.transactions import BUILT
 from avow.sinks import SINKS
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE

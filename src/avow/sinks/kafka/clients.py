@@ -96,6 +96,8 @@ def as_ours(what: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         raise failure(what, error) from None
+    except TimeoutError:
+        raise failure(what, KafkaException(KafkaError(KafkaError._TIMED_OUT))) from None
 
 
 @dataclass(slots=True)

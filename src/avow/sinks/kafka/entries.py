@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from avow.errors import ConfigError
+from avow.errors import ConfigError, ProtocolViolation
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 
@@ -74,7 +74,7 @@ def read(group: str, where: TopicPartition, position: int, metadata: str | None)
             last=Fingerprint(*map(int, said["last"])) if said["last"] else None,
         )
         return Kept(entry, int(said["start"]), str(said["by"]), int(said["from"]), int(said["at"]))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, ProtocolViolation):
         raise ConfigError(
             f"the group {group} is this pipeline's ledger, and offset {position} of {where} was committed to it by "
             "somebody else",

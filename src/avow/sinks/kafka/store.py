@@ -147,7 +147,8 @@ class Store:
 
     def _committed(self, *, stable: bool) -> list[Any]:
         group = self._clients.group
-        asked = self._clients.ledger_admin().list_consumer_group_offsets(
+        admin = self._clients.ledger_admin()  # kept: what it was asked for ends with it
+        asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], require_stable=stable, request_timeout=PATIENCE_S
         )
         try:
