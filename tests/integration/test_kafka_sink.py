@@ -395,3 +395,22 @@ def test_aborted_input_is_not_passed_on(stage: Make) -> None:
     assert len(found) == 60
     assert all(one.value is not None and one.value.startswith(b"good") for one in found)
     assert s.entries(pipeline)[0].position == 99
+
+
+# Java's own partitioner, by its published vectors (org.apache.kafka.common.utils.UtilsTest).
+MURMUR2 = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def test_keys_land_where_java_puts_them(stage: Make) -> None:
+    s = stage(out_partitions=7)
+    s.produce(values(len(MURMUR2)), keys=[*MURMUR2])
+    pipeline = s.pipeline()
+    s.deliver(pipeline, s.started(pipeline), 0, len(MURMUR2))
+    assert {one.key: one.partition for one in s.out()} == {k: (h & 0x7FFFFFFF) % 7 for k, h in MURMUR2.items()}

@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.cimpl import NewTopic
 from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
 from tests.kafka_stage import Read, read
 
@@ -125,3 +127,35 @@ def test_dead_letters_redriven_and_planted_anomalies_named(scenario: Make) -> No
     assert report.verdict == "broken"
     assert {str(finding.kind) for finding in report.findings} >= {"duplicated", "phantom"}, report.findings
     assert any("no avow-origin" in note for note in report.notes)
+
+
+def test_java_clients_agree_on_partitions_and_read_what_is_committed(scenario: Make) -> None:
+    """Spark's own Kafka sink and source are Java's producer and consumer."""
+    s = scenario(partitions=2)
+    target, theirs = f"o-{uuid4().hex[:10]}", f"j-{uuid4().hex[:10]}"
+    admin = metadata.admin(s.cluster.bootstrap)
+    for name in (target, theirs):
+        admin.create_topics([NewTopic(name, 7)], operation_timeout=30)[name].result()
+    keys = [b"key %d" % n for n in range(500)] + [bytes([n]) * (n % 9 + 1) for n in range(0, 256, 5)]
+    s.produce([b"v%d" % n for n in range(len(keys))], keys=keys)
+    path = s.file(sink=sink(target), decode='format = "raw"')
+    s.drain(path)
+    session = session_spark(s.load(path))
+    records = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array([b"v"] * len(keys), pa.binary())})
+    brokers = {"kafka.bootstrap.servers": s.cluster.bootstrap}
+    session.createDataFrame(records).write.format("kafka").options(**brokers, topic=theirs).save()
+    chosen = {one.key: one.partition for one in read(s.cluster.bootstrap, theirs)}
+    assert {one.key: one.partition for one in read(s.cluster.bootstrap, target)} == chosen
+    # Something that was begun and never committed stands in front of nobody.
+    other = Producer(
+        {"bootstrap.servers": s.cluster.bootstrap, "transactional.id": f"x-{target}"}, logger=metadata.QUIET
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(target, b"never", b"never")
+    other.flush(30)
+    other.abort_transaction(30)
+    options = {**brokers, "subscribe": target, "kafka.isolation.level": "read_committed", "includeHeaders": "true"}
+    found = session.read.format("kafka").options(**options).load().select("key", "headers").collect()
+    assert sorted(bytes(row.key) for row in found) == sorted(keys)
+    assert all(row.headers[-1].key == "avow-origin" for row in found)
