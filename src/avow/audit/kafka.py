@@ -71,8 +71,7 @@ class KafkaReading:
             self._kept = store.kept(stable=True)
         with Log(self._pipeline.source, self._pipeline.name) as log:
             topics = output_topics(self._sink, {where.topic for where in log.partitions()})
-        with as_ours("the reading of the output topics"):
-            ends = {topic: self._clients.settled_ends(topic) for topic in topics}
+        ends = {topic: self._clients.settled_ends(topic) for topic in topics}
         folder = tempfile.mkdtemp(prefix="avow-audit-")
         self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
         self._spill = _Spill.fill(Path(folder), self._clients, ends, self._letters())

@@ -92,7 +92,7 @@ class Comparing(AbstractContextManager["Comparing"]):
 
     def _compared(self) -> DataFrame:
         job = self._job
-        reader = records(self._session(), job.work.pipeline, job.work.ranges)
+        reader = records(self._session(), job.work.pipeline, job.work.ranges).option("includeHeaders", "true")
         frame = reader.option("kafka.isolation.level", "read_committed").load()
         frame = frame.selectExpr(*(RECORDS if "headers" in job.work.pipeline.carried else _WITHOUT_HEADERS))
         schema = from_arrow_schema(_schema(job))

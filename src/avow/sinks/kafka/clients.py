@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -39,6 +39,9 @@ from avow.kafka.metadata import QUIET
 from avow.settings import Kafka, Pipeline, revealed
 from avow.sinks.kafka import entries
 from avow.sinks.kafka.entries import Kept
+
+Answer = TypeVar("Answer")
+Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 
 # Of one request to the cluster: long enough for a coordinator or a leader to be replaced.
 PATIENCE_S = 60.0
@@ -138,6 +141,7 @@ class Clients:
         self._plain: client.Producer | None = None
         self._failed: list[KafkaError] = []  # what the plain producer could not deliver
         self._readers: dict[bool, client.Consumer] = {}
+        self._admins: dict[bool, AdminClient] = {}  # of the output's cluster and of the ledger's
         self._limits: dict[str, tuple[float, Limits]] = {}
 
     # Producers
@@ -257,6 +261,7 @@ class Clients:
     def close(self) -> None:
         """Let everything go. A producer that has nothing open goes quickly."""
         self._producing.clear()
+        self._admins.clear()
         self._plain = None
         while self._readers:
             self._readers.popitem()[1].close()
@@ -272,13 +277,19 @@ class Clients:
     def forget_limits(self) -> None:
         self._limits.clear()
 
-    def admin(self) -> AdminClient:
-        """For the output's cluster. Made anew each time: it is asked seldom, and has threads of its own."""
-        return _made(AdminClient, self._output_settings)
+    def ask(self, what: str, request: Callable[[AdminClient], Answer], *, ledger: bool = False) -> Answer:
+        """Ask the output's cluster something, or with ``ledger`` the source's, where the group is.
 
-    def ledger_admin(self) -> AdminClient:
-        """For the source's cluster, where the group is."""
-        return _made(AdminClient, self._ledger_settings)
+        The client is kept for the next question. One that failed is not: librdkafka's may go on asking a dead broker.
+        """
+        if ledger not in self._admins:
+            self._admins[ledger] = _made(AdminClient, self._ledger_settings if ledger else self._output_settings)
+        try:
+            with as_ours(what):
+                return request(self._admins[ledger])
+        except AvowError:
+            self._admins.pop(ledger, None)
+            raise
 
     def output_reader(self) -> client.Consumer:
         """Reads the output's topics, committed records only. To be assigned, never subscribed, and closed."""
@@ -294,19 +305,17 @@ class Clients:
     def settled_ends(self, topic: str) -> dict[int, int]:
         """Where the partitions of an output topic end, once every transaction has ended that was open below. Empty if
         there is no such topic."""
-        admin = self.admin()
-        there = admin.list_topics(topic, timeout=PATIENCE_S).topics[topic]
-        if there.error is not None:
-            if there.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return {}
-            raise KafkaException(there.error)
-        ends = _ends(admin, topic, there.partitions, IsolationLevel.READ_UNCOMMITTED)
+        what = f"the reading of topic {topic}"
+
+        def ends_of(level: IsolationLevel) -> dict[int, int]:
+            return self.ask(what, lambda admin: _ends(admin, topic, partitions, level))
+
+        partitions = self.ask(what, lambda admin: _partitions(admin, topic))
+        if not partitions:
+            return {}
+        ends = ends_of(IsolationLevel.READ_UNCOMMITTED)
         deadline = time.monotonic() + self.timeout_ms / 1000 + PATIENCE_S
-        while behind := [
-            number
-            for number, end in _ends(admin, topic, ends, IsolationLevel.READ_COMMITTED).items()
-            if end < ends[number]
-        ]:
+        while behind := [n for n, end in ends_of(IsolationLevel.READ_COMMITTED).items() if end < ends[n]]:
             if time.monotonic() > deadline:
                 raise SinkError(
                     f"hanging-transaction: a transaction is open in {topic}/{behind[0]} and does not end",
@@ -316,18 +325,27 @@ class Clients:
         return ends
 
     def _ask_limits(self, topic: str) -> Limits:
-        admin = self.admin()
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        with as_ours(f"the describing of topic {topic}"):
-            found = admin.list_topics(topic, timeout=PATIENCE_S).topics[topic]
-            if found.error is not None:
-                raise KafkaException(found.error)
+
+        def request(admin: AdminClient) -> Limits:
+            count = len(_partitions(admin, topic))
+            if not count:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             config = admin.describe_configs([resource], request_timeout=PATIENCE_S)[resource].result(PATIENCE_S)
-        numbers: dict[str, int] = {
-            name: int(config[name].value)
-            for name in ("max.message.bytes", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
-        }
-        return Limits(len(found.partitions), *numbers.values())
+            names = ("max.message.bytes", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+            return Limits(count, *(int(config[name].value) for name in names))
+
+        return self.ask(f"the describing of topic {topic}", request)
+
+
+def _partitions(admin: AdminClient, topic: str) -> list[int]:
+    """None if there is no such topic."""
+    found = admin.list_topics(topic, timeout=PATIENCE_S).topics[topic]
+    if found.error is not None:
+        if found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return []
+        raise KafkaException(found.error)
+    return list(found.partitions)
 
 
 def _ends(admin: AdminClient, topic: str, partitions: Iterable[int], level: IsolationLevel) -> dict[int, int]:
@@ -343,9 +361,6 @@ def _ends(admin: AdminClient, topic: str, partitions: Iterable[int], level: Isol
 def _base(given: Mapping[str, str]) -> dict[str, str]:
     # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
     return {"reconnect.backoff.max.ms": "250"} | dict(given)
-
-
-Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 
 
 def _made(kind: type[Client], settings: dict[str, Any]) -> Client:

@@ -105,8 +105,7 @@ def committed_records(clients: Clients, topic: str) -> Iterator[client.Message]:
     Not up to where committed records end now: a transaction that somebody else has open would hide what was committed
     after it began, such as the taking back of a letter. It is waited for.
     """
-    with as_ours(f"the reading of topic {topic}"):
-        ends = clients.settled_ends(topic)
+    ends = clients.settled_ends(topic)
     reader = clients.output_reader()
     try:
         left = {number for number, end in ends.items() if end > 0}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from avow import ledger
-from avow.errors import ConfigError, Superseded
+from avow.errors import ConfigError, SinkError, Superseded
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
@@ -30,15 +30,8 @@ from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import output_topics
 from avow.sinks.kafka.task import KafkaTask
 
-
-@dataclass(frozen=True, slots=True)
-class _Unstable:
-    """In place of an answer, when Kafka refuses all of it."""
-
-    error: KafkaError
-
-
 AT_ONCE = 8  # partitions whose entries are changed side by side
+AGE_MAX_MS = 24 * 3_600_000  # Kafka keeps positions for seven days unless told otherwise
 
 
 class Store:
@@ -64,18 +57,19 @@ class Store:
     def prepare(self) -> None:
         """Refuse a group that others use; make the dead-letter topic."""
         self.refuse_members()
-        admin = self._clients.admin()
         name = self._pipeline.dead_letter_topic
-        if name not in self._there(admin, [name]):
+        if name not in self._there([name]):
             # Compacted: a letter stays until it is taken back. And as large as the largest record that can come.
-            self._make(admin, name, 1, {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)})
+            self._make(name, 1, {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)})
 
     def refuse_members(self) -> None:
         group = self._clients.group
-        admin = self._clients.ledger_admin()
-        with as_ours(f"the describing of group {group}"):
+
+        def request(admin: AdminClient) -> list[Any]:
             asked = admin.describe_consumer_groups([group], request_timeout=PATIENCE_S)
-            members = asked[group].result(PATIENCE_S).members
+            return list(asked[group].result(PATIENCE_S).members)
+
+        members = self._clients.ask(f"the describing of group {group}", request, ledger=True)
         if members:
             named = ", ".join(f"{member.client_id} at {member.host.lstrip('/')}" for member in members[:3])
             raise ConfigError(
@@ -90,12 +84,11 @@ class Store:
         with Log(self._pipeline.source, self._pipeline.name) as log:
             partitions = log.partitions()
         wanted = output_topics(self._sink, {where.topic for where in partitions})
-        admin = self._clients.admin()
-        there = self._there(admin, wanted)
+        there = self._there(wanted)
         most = max(where.partition + 1 for where in partitions)
         for name in wanted:
             if name not in there:
-                self._make(admin, name, most, {})
+                self._make(name, most, {})
         for name in wanted:
             self._clients.limits(name)  # that it can be described is known before anything is read
         return len(there) < len(wanted)
@@ -110,19 +103,21 @@ class Store:
                     advice=f"It has {', '.join(sorted(columns))}.",
                 )
 
-    def _there(self, admin: AdminClient, names: Iterable[str]) -> set[str]:
-        with as_ours("the listing of topics"):
-            found = admin.list_topics(timeout=PATIENCE_S).topics
+    def _there(self, names: Iterable[str]) -> set[str]:
+        found = self._clients.ask("the listing of topics", lambda admin: admin.list_topics(timeout=PATIENCE_S).topics)
         return {name for name in names if name in found}
 
-    def _make(self, admin: AdminClient, name: str, partitions: int, config: dict[str, str]) -> None:
+    def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
         topic = NewTopic(name, partitions, config=config)
-        with as_ours(f"the making of topic {name}"):
+
+        def request(admin: AdminClient) -> None:
             try:
                 admin.create_topics([topic], operation_timeout=30, request_timeout=PATIENCE_S)[name].result(PATIENCE_S)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was quicker
                     raise
+
+        self._clients.ask(f"the making of topic {name}", request)
 
     # The ledger
 
@@ -130,14 +125,14 @@ class Store:
         """Every entry. Unless ``stable``, one that a transaction is about to change is as it was before, and nothing is
         waited for: a dead writer's transaction stays open until a new run fences it, or until its time-out."""
         deadline = time.monotonic() + self._clients.timeout_ms / 1000 + PATIENCE_S
-        while True:
-            with as_ours(f"the reading of the positions of group {self._clients.group}"):
-                answer = self._committed(stable=stable)
-                unstable = [one.error for one in answer if one.error is not None]
-                if not unstable:
-                    break
-                if unstable[0].code() != KafkaError.UNSTABLE_OFFSET_COMMIT or time.monotonic() > deadline:
-                    raise KafkaException(unstable[0])
+        what = f"the reading of the positions of group {self._clients.group}"
+        while (answer := self._clients.ask(what, partial(self._committed, stable=stable), ledger=True)) is None:
+            if time.monotonic() > deadline:
+                raise SinkError(
+                    f"hanging-transaction: one is about to change the positions of group {self._clients.group}, and "
+                    "does not end",
+                    advice="kafka-transactions.sh finds and aborts it. Or start the pipeline, which ends its own.",
+                )
             time.sleep(0.2)
         found = {TopicPartition(one.topic, one.partition): one for one in answer if one.offset >= 0}
         return {
@@ -145,22 +140,29 @@ class Store:
             for where, one in sorted(found.items())
         }
 
-    def _committed(self, *, stable: bool) -> list[Any]:
+    def _committed(self, admin: AdminClient, *, stable: bool) -> list[Any] | None:
+        """None: with ``stable``, an open transaction is about to change one."""
         group = self._clients.group
-        admin = self._clients.ledger_admin()  # kept: what it was asked for ends with it
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group)], require_stable=stable, request_timeout=PATIENCE_S
         )
         try:
-            return asked[group].result(PATIENCE_S).topic_partitions or []
+            answer = asked[group].result(PATIENCE_S).topic_partitions or []
+            for one in answer:
+                if one.error is not None:
+                    raise KafkaException(one.error)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNSTABLE_OFFSET_COMMIT:
                 raise
-            return [_Unstable(error.args[0])]
+            return None
+        return answer
 
     def entries(self) -> dict[TopicPartition, Entry]:
-        """Every position of the pipeline."""
-        return {where: kept.entry for where, kept in self.kept().items()}
+        """Every position of the pipeline. One that has not changed for long is written anew: Kafka forgets those."""
+        known = self.kept()
+        oldest_ms = time.time() * 1000 - AGE_MAX_MS
+        self._change([where for where, kept in known.items() if kept.at_ms < oldest_ms], lambda _, kept: kept)
+        return {where: kept.entry for where, kept in known.items()}
 
     def open_run(self) -> int:
         """Begin a run: take its number, and fence the older ones: their open transactions end here."""
