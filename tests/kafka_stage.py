@@ -6,14 +6,12 @@ told to: ``python -m tests.kafka_stage FILE PARTITION START UNTIL RUN WHERE``.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from avow.engines.task import Report, Work, decoded, deliver
 from avow.kafka import log, metadata
 from avow.kafka.log import Log
+from avow.kafka.reader import headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.plan import load_checked
 from avow.settings import Pipeline
@@ -107,10 +106,6 @@ def as_read(message: Message) -> Read:
 def batch(records: Iterable[Read]) -> pa.RecordBatch:
     """Records as a task gets them."""
     rows = list(records)
-    texts = [
-        json.dumps([{"k": k} | ({} if v is None else {"v": base64.b64encode(v).decode()}) for k, v in row.headers])
-        for row in rows
-    ]
     return pa.RecordBatch.from_arrays(
         [
             pa.array([row.topic for row in rows], pa.string()),
@@ -119,7 +114,7 @@ def batch(records: Iterable[Read]) -> pa.RecordBatch:
             pa.array([row.timestamp_ms * 1000 for row in rows], pa.int64()).cast(pa.timestamp("us", "UTC")),
             pa.array([row.key for row in rows], pa.binary()),
             pa.array([row.value for row in rows], pa.binary()),
-            pa.array([t if t != "[]" else None for t in texts], pa.string()),
+            headers_column([row.headers for row in rows]),
         ],
         names=["topic", "partition", "offset", "timestamp", "key", "value", "headers"],
     )
@@ -214,10 +209,13 @@ def source_records(pipeline: Pipeline, planned: OffsetRange) -> pa.RecordBatch:
 
 
 def delivered(pipeline: Pipeline, run: int, planned: OffsetRange, sink: TaskSink) -> Report:
-    records = source_records(pipeline, planned)
     work = Work(pipeline, run, 0, {log.TopicPartition(planned.topic, planned.partition): planned})
-    batches = [records.slice(at, 1000) for at in range(0, records.num_rows, 1000)]
-    return deliver(decoded(iter(batches), pipeline, planned), planned, work, sink)
+
+    def records(todo: OffsetRange) -> Iterator[pa.RecordBatch]:
+        found = source_records(pipeline, todo)
+        yield from (found.slice(at, 1000) for at in range(0, found.num_rows, 1000))
+
+    return deliver(decoded(records, pipeline), planned, work, sink)
 
 
 def main(file: str, partition: str, start: str, until: str, run: str, where: str) -> None:

@@ -33,8 +33,7 @@ from avow.audit.auditor import audit
 from avow.audit.findings import Kind, permits
 from avow.audit.judge import Verdict
 from avow.audit.report import Report
-from avow.audit.spark import records
-from avow.engines.spark import RECORDS, sink_fields, work_frame
+from avow.engines.spark import sink_fields, work_frame
 from avow.engines.task import Work
 from avow.errors import SourceError
 from avow.kafka import metadata
@@ -107,19 +106,14 @@ class World:
                     for where, end in ends.items()
                     if max(first, positions[where]) < min(last, end)
                 }
-                self._deliver(ranges, run, batch, store)
+                self._deliver(ranges, run, batch)
 
-    def _deliver(self, ranges: dict[TopicPartition, OffsetRange], run: int, batch: int, store: Store) -> None:
+    def _deliver(self, ranges: dict[TopicPartition, OffsetRange], run: int, batch: int) -> None:
         if not ranges:
             return
         pipeline = self.pipeline()
-        reader = records(self.spark, pipeline, ranges).option("includeHeaders", "true")
-        frame = reader.option("kafka.isolation.level", "read_committed").load().selectExpr(*RECORDS)
-        reports = work_frame(frame, Work(pipeline, run, batch, ranges)).collect()
+        reports = work_frame(self.spark, Work(pipeline, run, batch, ranges)).collect()
         assert [report.message for report in reports if report.stop] == []
-        seen = {TopicPartition(report.topic, report.partition) for report in reports}
-        for where in ranges.keys() - seen:
-            store.claim(ranges[where], run, batch)
 
     def sql(self, statement: str, *values: Any) -> list[Any]:
         assert self.cluster.postgres_url

@@ -12,6 +12,7 @@ import pytest
 
 from avow.errors import ConfigError
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import HEADERS, headers_column, headers_from_text, headers_to_text
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.plan import load_checked, plan
 from avow.settings import Pipeline
@@ -116,7 +117,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
         "_kafka_offset": pa.array(range(size), pa.int64()),
         "_kafka_timestamp": pa.array([0] * size, pa.int64()).cast(pa.timestamp("us", "UTC")),
         "_kafka_key": pa.array([b"k"] * size),
-        "_kafka_headers": pa.nulls(size, pa.string()),
+        "_kafka_headers": pa.nulls(size, HEADERS),
         "_kafka_value": pa.array([b"v"] * size),
     }
     return pa.RecordBatch.from_pydict(columns | lineage)
@@ -180,3 +181,10 @@ def test_sizes_and_times_are_judged_by_topic() -> None:
     assert "max.message.bytes is 1,100" in messages.refused[1]
     assert "after.max.ms" in messages.refused[3]
     assert "before.max.ms" in messages.refused[4]
+
+
+def test_headers_go_through_text_and_back() -> None:
+    given = headers_column([[("a", b"\xff"), ("a", None), ("é", b"")], None, [("b", b"1")]])
+    assert headers_from_text(headers_to_text(given)).equals(given)
+    none = pa.nulls(2, HEADERS)
+    assert headers_from_text(headers_to_text(none)).equals(none)

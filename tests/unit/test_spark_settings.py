@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from avow.engines.spark import spark_settings
+from avow.engines.session import spark_settings
 from avow.plan import load_checked
 
 FILE = Path(__file__).parents[2] / "examples" / "payments.toml"

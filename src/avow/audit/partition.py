@@ -190,7 +190,7 @@ def _parts(prepared: Iterable[Prepared], job: Job, scope: Scope) -> Iterator[_Pa
     for part in prepared:
         rows = part.rows.rows
         dead = np.array([letter.offset for letter in part.letters], np.int64)
-        if not job.work.by_sql:
+        if not job.work.pipeline.by_sql:
             yield _Part(int(part.offsets[-1]) + 1, rows, part.rows.deletes, part.offsets, dead)
         elif len(part.offsets):
             yield _Part(scope.until, _one(waiting), part.rows.deletes, part.offsets, dead)

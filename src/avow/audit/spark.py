@@ -1,7 +1,9 @@
 """Spark's part of an audit: reading topics, comparing a partition a task, bringing keys together.
 
-One task compares one partition, since Spark makes one of each (no ``minPartitions``). What a task gives is its result,
-pickled, and with a key the keys that it saw; those wait on the executors' disks until the results are known.
+Topics are read by Spark's own source, another client than the run's (``kafka.reader``): what one of them got wrong the
+other would not. One task compares one partition, since Spark makes one of each (no ``minPartitions``). What a task
+gives is its result, pickled, and with a key the keys that it saw; those wait on the executors' disks until the results
+are known.
 
 Owns: frames and what runs in tasks. Must not know: how anything is judged. Neighbours: ``partition`` (what a task
 does), ``keys`` (the rules for keys), ``engines`` (whose decoding is used as it is).
@@ -30,17 +32,24 @@ from avow.audit.compare import NONE, Compared
 from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.partition import Job, compare_partition
 from avow.engines import sql
-from avow.engines.spark import RECORDS
-from avow.engines.task import Prepared, decoded
+from avow.engines.task import Prepared, Reading, Work, decoded
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import headers_from_text
 from avow.ledger import OffsetRange
 from avow.settings import Pipeline, revealed
 
 TIME = pa.timestamp("us", "UTC")
 SHARED_SHOWN = 5
 
-# Unless the sink wants them, headers are not part of any row.
-_WITHOUT_HEADERS = (*RECORDS[:-1], "CAST(NULL AS STRING) AS headers")
+# Unless the sink wants them, headers are not part of any row. They go as JSON text: over a nested column Spark 4.1
+# recounts its whole batch for every row it adds.
+_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
+_WITHOUT_HEADERS = (*_RECORD, "CAST(NULL AS STRING) AS headers")
+_WITH_HEADERS = (
+    *_RECORD,
+    "CASE WHEN size(headers) > 0 THEN to_json(transform(headers, h -> struct(h.key AS k, base64(h.value) AS v))) END"
+    " AS headers",
+)
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
@@ -94,10 +103,11 @@ class Comparing(AbstractContextManager["Comparing"]):
         job = self._job
         reader = records(self._session(), job.work.pipeline, job.work.ranges).option("includeHeaders", "true")
         frame = reader.option("kafka.isolation.level", "read_committed").load()
-        frame = frame.selectExpr(*(RECORDS if "headers" in job.work.pipeline.carried else _WITHOUT_HEADERS))
+        frame = frame.selectExpr(*(_WITH_HEADERS if "headers" in job.work.pipeline.carried else _WITHOUT_HEADERS))
         schema = from_arrow_schema(_schema(job))
-        if job.work.by_sql:
-            compared = sql.decode_frame(frame, job.work).mapInArrow(lambda rows: _behind_query(iter(rows), job), schema)
+        if job.work.pipeline.by_sql:
+            rows = sql.decode_frame(frame, job.work, _begin)
+            compared = rows.mapInArrow(lambda batches: _behind_query(iter(batches), job), schema)
         else:
             compared = frame.mapInArrow(lambda batches: _on_records(iter(batches), job), schema)
         return compared.persist(StorageLevel.DISK_ONLY) if job.key_types else compared
@@ -155,13 +165,25 @@ def _schema(job: Job) -> pa.Schema:
 
 def _on_records(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
     """In a task: records in, keys and a result out."""
+    if (begun := _begin(batches, job.work)) is not None:
+        where, read = begun
+        yield from _given(job, where, decoded(read, job.work.pipeline)(job.work.ranges[where]))
+
+
+def _begin(batches: Iterator[pa.RecordBatch], _: Work) -> tuple[TopicPartition, Reading] | None:
+    """The partition that a task has got the records of, and these."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
-        return
+        return None
     where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
-    planned = job.work.ranges[where]
-    yield from _given(job, where, decoded(itertools.chain([first], filled), job.work.pipeline, planned)(planned))
+    return where, lambda _: map(_with_headers, itertools.chain([first], filled))
+
+
+def _with_headers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As a run's own reader gives it."""
+    at = batch.schema.get_field_index("headers")
+    return batch.set_column(at, "headers", headers_from_text(batch.column(at)))
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:

@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 
 from avow import sinks
 from avow.engines import sql
-from avow.engines.task import decode_batch, headers_text
+from avow.engines.task import decode_batch
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import headers_column
 from avow.ledger import OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.base import DeadLetter, Rows, Selection
@@ -74,7 +75,7 @@ def _redrive_some(
         span = OffsetRange(where.topic, where.partition, letters[0].offset, letters[-1].offset + 1)
         prepared = decode_batch(_batch(letters), span, pipeline)
         rows = prepared.rows
-        if pipeline.transform is not None and pipeline.transform.sql is not None:
+        if pipeline.by_sql:
             rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
         bad = {letter.offset for letter in prepared.letters}
         offset = pipeline.sink.lineage[2]
@@ -104,6 +105,6 @@ def _batch(letters: list[DeadLetter]) -> pa.RecordBatch:
             ),
             "key": pa.array([letter.key for letter in letters], pa.binary()),
             "value": pa.array([letter.value for letter in letters], pa.binary()),
-            "headers": pa.array([headers_text(letter.headers) for letter in letters], pa.string()),
+            "headers": headers_column([letter.headers for letter in letters]),
         }
     )

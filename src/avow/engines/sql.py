@@ -9,10 +9,9 @@ Owns: the narrow check, the note, and what columns a transform gives. Must not k
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from avow import schema
 from avow.decode import decoder
-from avow.engines.task import Prepared, Preparing, Work, decoded, numbers, python_transform
+from avow.engines.task import Prepared, Preparing, Reading, Work, decoded, numbers, python_transform
 from avow.errors import ConfigError
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import HEADERS, headers_from_text, headers_to_text
 from avow.ledger import Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline
 from avow.sinks.base import DeadLetter, Rows
@@ -38,6 +38,10 @@ NARROW = frozenset(
     {"Project", "Filter", "Generate", "SubqueryAlias", "View", "Range", "LogicalRDD", "MapInArrow"}
     | {"WithCTE", "CTERelationDef", "CTERelationRef"}
 )
+
+
+# Which partition a task's input stands for, and how its records are read. None: the task has nothing to do.
+Begin = Callable[[Iterator[pa.RecordBatch], Work], tuple[TopicPartition, Reading] | None]
 
 
 @dataclass(slots=True)
@@ -106,7 +110,7 @@ def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
 
 
 class _Carried(NamedTuple):
-    spelling: str  # Spark's
+    spelling: str  # Spark's: headers go through its JVM as text
     type: pa.DataType
 
 
@@ -114,7 +118,7 @@ class _Carried(NamedTuple):
 _CARRIED = {
     "key": _Carried("binary", pa.binary()),
     "value": _Carried("binary", pa.binary()),
-    "headers": _Carried("string", pa.string()),
+    "headers": _Carried("string", HEADERS),
     "tombstone": _Carried("boolean", pa.bool_()),
 }
 
@@ -164,11 +168,22 @@ def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataF
         raise ConfigError(f"transform.sql: {text}", advice="The query reads FROM records.") from None
 
 
+def _headers(rows: pa.RecordBatch, pipeline: Pipeline, change: Callable[[pa.Array], pa.Array]) -> pa.RecordBatch:
+    """Rows with their records' headers, if they have them, in another form."""
+    name = pipeline.carried.get("headers")
+    if name is None:
+        return rows
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, name, change(rows.column(at)))
+
+
 def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
     """The query over a few rows at hand, in the driver, in the order of their offsets."""
+    rows = _headers(rows, pipeline, headers_to_text)
     records = spark.createDataFrame(pa.Table.from_batches([rows]), decoded_ddl(pipeline))
     out = _query(spark, records, pipeline).toArrow().combine_chunks().sort_by(pipeline.sink.lineage[2])
-    return out.to_batches()[0] if out.num_rows else pa.RecordBatch.from_pylist([], schema=out.schema)
+    found = out.to_batches()[0] if out.num_rows else pa.RecordBatch.from_pylist([], schema=out.schema)
+    return _headers(found, pipeline, headers_from_text)
 
 
 def refuse_wide(frame: DataFrame) -> None:
@@ -194,24 +209,21 @@ def _nodes(plan: Any) -> Iterator[str]:
         yield from _nodes(children.apply(index))
 
 
-def decode_frame(frame: DataFrame, work: Work) -> DataFrame:
+def decode_frame(frame: DataFrame, work: Work, begin: Begin) -> DataFrame:
     """The query's result over a batch's records, each task leaving its note."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
-        if first is None:
+        begun = begin(iter(batches), work)
+        if begun is None:
             return
-        where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
+        where, read = begun
         note = Note(where)
-        planned = work.ranges[where]
-        records = itertools.chain([first], filled)
-        for part in decoded(records, work.pipeline, planned)(planned):
+        for part in decoded(read, work.pipeline)(work.ranges[where]):
             note.offsets.append(part.offsets)
             note.letters += part.letters
             note.deletes.append(part.rows.deletes)
             note.last = part.last
-            yield part.rows.rows
+            yield _headers(part.rows.rows, work.pipeline, headers_to_text)
         _note_path(work).write_bytes(pickle.dumps(note))
 
     records = frame.mapInArrow(decode, decoded_ddl(work.pipeline))
@@ -228,7 +240,7 @@ def _note_path(work: Work) -> Path:
 
 
 def take_note(work: Work) -> Note | None:
-    """The note of this task attempt, once all rows have gone through. None: the range had no visible record."""
+    """The note of this task attempt, once all rows have gone through. None: this task had no range."""
     path = _note_path(work)
     try:
         note = pickle.loads(path.read_bytes())
@@ -248,12 +260,14 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
         columns: pa.Schema | None = None
         for batch in rows:
             batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
+            batch = _headers(batch, work.pipeline, headers_from_text)
             columns = batch.schema
             seen.append(numbers(batch.column(offset)))
             yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))
         told = note or take_note(work)
         assert told is not None
-        yield _told(told, todo, columns, np.concatenate(seen), offset)
+        if told.offsets:
+            yield _told(told, todo, columns, np.concatenate(seen), offset)
 
     return prepare
 

@@ -8,8 +8,6 @@ Owns: the order of things inside a task. Must not know: Spark, or how a sink doe
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
 from collections import Counter
@@ -52,10 +50,6 @@ class Work:
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
 
-    @property
-    def by_sql(self) -> bool:
-        return self.pipeline.transform is not None and self.pipeline.transform.sql is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -94,7 +88,10 @@ class _Outcome:
         return Counts(self.read, self.written, self.dead, self.skipped)
 
 
-# Records of a range, decoded and trimmed to what is still to be done.
+# The visible records of a range, as Arrow batches.
+Reading = Callable[[OffsetRange], Iterator[pa.RecordBatch]]
+
+# Records of a range, decoded.
 Preparing = Callable[[OffsetRange], Iterator[Prepared]]
 
 
@@ -176,8 +173,8 @@ def decode_batch(batch: pa.RecordBatch, todo: OffsetRange, pipeline: Pipeline) -
     return _decode(batch, todo, decode, python_transform(pipeline), pipeline)
 
 
-def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: OffsetRange) -> Preparing:
-    """Decode records, and put them through the Python transform if there is one."""
+def decoded(read: Reading, pipeline: Pipeline) -> Preparing:
+    """Read and decode records, and put them through the Python transform if there is one."""
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
         with one_ahead(each(todo)) as ready:
@@ -187,13 +184,11 @@ def decoded(records: Iterator[pa.RecordBatch], pipeline: Pipeline, planned: Offs
         decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
         # Looked up here, inside the act: a module that this executor lacks is then told by name, and not tried again.
         change = python_transform(pipeline)
-        position = planned.start
-        for batch in records:
-            check_batch(batch, planned, position)
+        position = todo.start
+        for batch in read(todo):
+            check_batch(batch, todo, position)
             position = batch.column("offset")[-1].as_py() + 1
-            batch = _within(batch, todo)
-            if batch.num_rows:
-                yield _decode(batch, todo, decode, change, pipeline)
+            yield _decode(batch, todo, decode, change, pipeline)
 
     return prepare
 
@@ -249,21 +244,15 @@ def numbers(array: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     return values[array.offset : array.offset + len(array)]
 
 
-def check_batch(batch: pa.RecordBatch, planned: OffsetRange, position: int) -> None:
-    """Refuse records that are not of the planned range, or not in its order: nothing may rest on Spark's word alone."""
+def check_batch(batch: pa.RecordBatch, wanted: OffsetRange, position: int) -> None:
+    """Refuse records that are not of the range, or not in its order: nothing may rest on the reader's word alone."""
     offsets = numbers(batch.column("offset"))
     partition, topic = numbers(batch.column("partition")), batch.column("topic")
-    in_order = offsets[0] >= position and offsets[-1] < planned.until and bool(np.all(np.diff(offsets) > 0))
-    one_topic = topic[0].as_py() == planned.topic and pc.count_distinct(topic).as_py() == 1
-    one = one_topic and bool(np.all(partition == planned.partition))
+    in_order = offsets[0] >= position and offsets[-1] < wanted.until and bool(np.all(np.diff(offsets) > 0))
+    one_topic = topic[0].as_py() == wanted.topic and pc.count_distinct(topic).as_py() == 1
+    one = one_topic and bool(np.all(partition == wanted.partition))
     if not (in_order and one):
-        raise ProtocolViolation(f"records from {batch.slice(0, 1).to_pylist()} are not those of {planned}, in order")
-
-
-def _within(batch: pa.RecordBatch, todo: OffsetRange) -> pa.RecordBatch:
-    """The records of ``todo``: what lies below the position was claimed before."""
-    first = int(np.searchsorted(numbers(batch.column("offset")), todo.start))
-    return batch.slice(first) if first else batch
+        raise ProtocolViolation(f"records from {batch.slice(0, 1).to_pylist()} are not those of {wanted}, in order")
 
 
 def _decode(
@@ -352,22 +341,10 @@ def _letter(batch: pa.RecordBatch, index: int, todo: OffsetRange, reason: str, d
         timestamp_ms=record["timestamp_ms"],
         key=record["key"],
         value=record["value"],
-        headers=_headers(record["headers"]),
+        headers=[(pair["key"], pair["value"]) for pair in record["headers"] or []],
         reason=reason,
         detail=detail,
     )
-
-
-def headers_text(headers: list[tuple[str, bytes | None]]) -> str | None:
-    """Headers as the JSON text in which they travel through Spark."""
-    pairs = [{"k": key} | ({} if value is None else {"v": base64.b64encode(value).decode()}) for key, value in headers]
-    return json.dumps(pairs) if pairs else None
-
-
-def _headers(text: str | None) -> list[tuple[str, bytes | None]]:
-    """Headers from the JSON text in which they travel."""
-    pairs = json.loads(text) if text else []
-    return [(pair["k"], base64.b64decode(pair["v"]) if "v" in pair else None) for pair in pairs]
 
 
 def _refused_letters(

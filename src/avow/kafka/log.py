@@ -37,8 +37,9 @@ import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
-from avow.errors import ConfigError, SourceError
-from avow.kafka.metadata import QUIET, ClusterView, view
+from avow.errors import SourceError
+from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.metadata import ClusterView, view
 from avow.ledger import Entry, Fingerprint, LogView
 from avow.settings import Source, Start, revealed
 
@@ -140,8 +141,8 @@ class Log:
         self._brokers = source.shown("brokers")
         self._troubles: deque[KafkaError] = deque(maxlen=100)
         troubles = self._troubles  # not self: the admin client ends with its last reference, and it holds this
-        self._settings = _client_settings(source) | {"error_cb": troubles.append}
-        self._admin = _made(AdminClient, self._settings, source)
+        self._settings = settings_of(source) | {"error_cb": troubles.append}
+        self._admin = made(AdminClient, self._settings, source)
         self._readers: dict[str, client.Consumer] = {}  # by isolation level
 
     def __enter__(self) -> Self:
@@ -158,7 +159,7 @@ class Log:
 
     def _renew(self) -> None:
         self.close()
-        self._admin = _made(AdminClient, self._settings, self._source)
+        self._admin = made(AdminClient, self._settings, self._source)
 
     @property
     def admin(self) -> AdminClient:
@@ -382,7 +383,7 @@ class Log:
                 "fetch.wait.max.ms": 50,
                 "fetch.queue.backoff.ms": 10,  # else so small a queue, once full, rests for a second
             }
-            self._readers[isolation] = _made(client.Consumer, self._settings | own, self._source)
+            self._readers[isolation] = made(client.Consumer, self._settings | own, self._source)
         return self._readers[isolation]
 
     # What the group is told
@@ -461,7 +462,7 @@ class Log:
         )
         if troubles:
             words = re.sub(r" \(after \d+ms in state \w+.*\)$", "", troubles[0].str())
-            reason += f" ({_without(self._hidden(), words)})"
+            reason += f" ({strike(self._hidden(), words)})"
         return SourceError(
             f"Kafka at {self._brokers} was asked {what}: {reason}",
             advice=_ADVICE.get(code) or (_ADVICE.get(troubles[0].code()) if troubles else None) or _CHECK_BROKERS,
@@ -531,61 +532,6 @@ def _by_partition(topics: Iterable[TopicDescription]) -> dict[TopicPartition, st
         for topic in sorted(topics, key=lambda topic: topic.name)
         for partition in sorted(topic.partitions, key=lambda partition: partition.id)
     }
-
-
-def _client_settings(source: Source) -> dict[str, Any]:
-    given = revealed(source.kafka)
-    settings: dict[str, Any] = {"bootstrap.servers": source.brokers}
-    if not any(name.startswith("reconnect.backoff.") for name in given):
-        # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
-        settings["reconnect.backoff.max.ms"] = 250
-    return settings | given
-
-
-Client = TypeVar("Client", AdminClient, client.Consumer)
-
-
-def _made(kind: type[Client], settings: dict[str, Any], source: Source) -> Client:
-    """A client with these settings. What it does not take of the user's is a ``ConfigError`` that names it."""
-    try:
-        return kind(settings, logger=QUIET)
-    except (KafkaException, TypeError, ValueError, AttributeError) as error:
-        given = revealed(source.kafka)
-        text = _complaint(error)
-        keys = [f"source.kafka.{name}" for name in _culprits(given, text)] or ["source.kafka"]
-        # Not "from error": librdkafka quotes values.
-        raise ConfigError(
-            f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {_without(given.values(), text)}",
-            advice="Client settings are spelled as librdkafka spells them; some of Java's are not among them.",
-        ) from None
-
-
-def _complaint(error: Exception) -> str:
-    cause = error.args[0] if error.args else ""
-    return cause.str() if isinstance(cause, KafkaError) else str(cause)
-
-
-def _culprits(given: Mapping[str, str], text: str) -> list[str]:
-    named = [name for name in given if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
-    return named or [name for name, value in given.items() if _complains(name, value, text)]
-
-
-def _complains(name: str, value: str, text: str) -> bool:
-    """Whether this setting alone gives the same complaint. Of Java's settings, librdkafka does not say the name."""
-    try:
-        AdminClient({name: value}, logger=QUIET)
-    except (KafkaException, TypeError, ValueError, AttributeError) as error:
-        return _complaint(error) == text
-    return False
-
-
-def _without(values: Iterable[str], text: str) -> str:
-    """The text with every value, and every word that stands in one, struck out."""
-    known = sorted(filter(None, values), key=len, reverse=True)
-    for value in known:
-        text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
-    hide = re.compile(r"[^\s\"'`:,=]{3,}")
-    return hide.sub(lambda word: "***" if any(word[0] in value for value in known) else word[0], text)
 
 
 def _timestamp_ms(record: client.Message) -> int:

@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from avow.engines.spark import JAVA_SHORT, LOOPBACK, driver_settings, spark_session
+from avow.engines.session import JAVA_SHORT, LOOPBACK, driver_settings, spark_session
 from avow.errors import LocalError
 from avow.local import jars, java
 from avow.settings import Pipeline

@@ -16,7 +16,7 @@ import psycopg
 from confluent_kafka import KafkaException
 from psycopg import sql
 
-from avow.engines.spark import JAVA_SHORT
+from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
 from avow.prove.cells import Cell

@@ -375,6 +375,11 @@ class Pipeline(Section):
         return self._secrets_in_file
 
     @property
+    def by_sql(self) -> bool:
+        """Whether records go through a SQL query."""
+        return self.transform is not None and self.transform.sql is not None
+
+    @property
     def tombstones(self) -> Literal["delete", "dead-letter", "skip", "keep"]:
         """What a null value does: it deletes under upsert, and is treated as declared otherwise. A topic keeps it."""
         if self.sink.mode == "upsert":
@@ -469,7 +474,7 @@ def _combination_problems(pipeline: Pipeline) -> Iterator[Problem]:
         )
     if isinstance(pipeline.sink, Kafka):
         yield from _topic_problems(pipeline, pipeline.sink)
-    if pipeline.engine == "consumer" and pipeline.transform is not None and pipeline.transform.sql:
+    if pipeline.engine == "consumer" and pipeline.by_sql:
         yield Problem(("engine",), "the consumer has no SQL", 'transform.python, or engine = "spark"')
 
 

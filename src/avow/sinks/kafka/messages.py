@@ -10,8 +10,6 @@ Owns: that mapping. Must not know: clients, transactions. Its neighbours are ``t
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,22 +136,22 @@ class Mapper:
 
     def _headers(self, rows: pa.RecordBatch) -> list[Headers]:
         sink = self._sink
-        kept: Sequence[str | None] = [None] * rows.num_rows
         column = rows.column(self._carried["headers"])
+        kept: Sequence[list[dict[str, Any]] | None] = [None] * rows.num_rows
         if sink.headers == "keep" and column.null_count < len(column):
             kept = column.to_pylist()
         if not sink.origin:
-            return [_read_headers(text) for text in kept]
-        topic, partition, offset, _ = sink.lineage
+            return [_pairs(given) for given in kept]
         if not rows.num_rows:
             return []
+        topic, partition, offset, _ = sink.lineage
         before = origin(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py(), 0)[:-1]
         offsets = rows.column(offset).to_pylist()
         return [
-            [*_read_headers(text), *self._own, (ORIGIN, f"{before}{number}")]
-            if text is not None or self._own
+            [*_pairs(given), *self._own, (ORIGIN, f"{before}{number}")]
+            if given or self._own
             else [(ORIGIN, f"{before}{number}")]
-            for number, text in zip(offsets, kept, strict=True)
+            for number, given in zip(offsets, kept, strict=True)
         ]
 
     def _timestamps(self, rows: pa.RecordBatch) -> list[int]:
@@ -164,10 +162,8 @@ class Mapper:
         return [0 if us is None or us < 0 else us // 1000 for us in column.to_pylist()]
 
 
-def _read_headers(text: str | None) -> Headers:
-    """Headers from the JSON text in which they travel through Spark."""
-    pairs = json.loads(text) if text else []
-    return [(pair["k"], base64.b64decode(pair["v"]) if "v" in pair else None) for pair in pairs]
+def _pairs(given: list[dict[str, Any]] | None) -> Headers:
+    return [(pair["key"], pair["value"]) for pair in given or ()]
 
 
 def refuse_oversized(messages: Messages, limits: Mapping[str, Limits]) -> None:

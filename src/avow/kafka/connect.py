@@ -1,0 +1,74 @@
+"""Clients of Kafka, made from the pipeline's settings, and what they say made fit to be shown.
+
+Owns: the settings that all clients have in common, and that no value of the environment or of a setting is shown. Must
+not know: what a client is used for. Its neighbours are ``log`` and ``reader``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import confluent_kafka as client
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from avow.errors import ConfigError
+from avow.kafka.metadata import QUIET
+from avow.settings import Source, revealed
+
+
+def settings_of(source: Source) -> dict[str, Any]:
+    given = revealed(source.kafka)
+    settings: dict[str, Any] = {"bootstrap.servers": source.brokers}
+    if not any(name.startswith("reconnect.backoff.") for name in given):
+        # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
+        settings["reconnect.backoff.max.ms"] = 250
+    return settings | given
+
+
+Client = TypeVar("Client", AdminClient, client.Consumer)
+
+
+def made(kind: type[Client], settings: dict[str, Any], source: Source) -> Client:
+    """A client with these settings. What it does not take of the user's is a ``ConfigError`` that names it."""
+    try:
+        return kind(settings, logger=QUIET)
+    except (KafkaException, TypeError, ValueError, AttributeError) as error:
+        given = revealed(source.kafka)
+        text = _complaint(error)
+        keys = [f"source.kafka.{name}" for name in _culprits(given, text)] or ["source.kafka"]
+        # Not "from error": librdkafka quotes values.
+        raise ConfigError(
+            f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {strike(given.values(), text)}",
+            advice="Client settings are spelled as librdkafka spells them; some of Java's are not among them.",
+        ) from None
+
+
+def _complaint(error: Exception) -> str:
+    cause = error.args[0] if error.args else ""
+    return cause.str() if isinstance(cause, KafkaError) else str(cause)
+
+
+def _culprits(given: Mapping[str, str], text: str) -> list[str]:
+    named = [name for name in given if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
+    return named or [name for name, value in given.items() if _complains(name, value, text)]
+
+
+def _complains(name: str, value: str, text: str) -> bool:
+    """Whether this setting alone gives the same complaint. Of Java's settings, librdkafka does not say the name."""
+    try:
+        AdminClient({name: value}, logger=QUIET)
+    except (KafkaException, TypeError, ValueError, AttributeError) as error:
+        return _complaint(error) == text
+    return False
+
+
+def strike(values: Iterable[str], text: str) -> str:
+    """The text with every value, and every word that stands in one, struck out."""
+    known = sorted(filter(None, values), key=len, reverse=True)
+    for value in known:
+        text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
+    hide = re.compile(r"[^\s\"'`:,=]{3,}")
+    return hide.sub(lambda word: "***" if any(word[0] in value for value in known) else word[0], text)
