@@ -414,3 +414,34 @@ def test_keys_land_where_java_puts_them(stage: Make) -> None:
     pipeline = s.pipeline()
     s.deliver(pipeline, s.started(pipeline), 0, len(MURMUR2))
     assert {one.key: one.partition for one in s.out()} == {k: (h & 0x7FFFFFFF) % 7 for k, h in MURMUR2.items()}
+
+
+def test_a_python_transform_gives_json_with_the_records_own_key_and_headers(stage: Make) -> None:
+    s = stage()
+    given: list[bytes | None] = [json.dumps({"id": n, "amount": n / 4}).encode() for n in range(10)]
+    s.produce(given, keys=[b"\xff%d" % n for n in range(10)], headers=[("h", b"\x00")])
+    pipeline = s.pipeline(
+        decode='format = "json"\nschema = "id long not null, amount double"',
+        more='[transform]\npython = "tests.transforms:even_with_cents"',
+    )
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 10).counts == Counts(10, 5, 0, 5)
+    found = {one.key: one for one in s.out()}
+    assert sorted(found) == [b"\xff%d" % n for n in range(0, 10, 2)]
+    assert json.loads(found[b"\xff4"].value or b"") == {"id": 4, "amount": 1.0, "cents": 100}
+    assert found[b"\xff4"].headers[0] == ("h", b"\x00")
+
+
+def test_an_output_on_another_cluster(stage: Make) -> None:
+    """The same brokers under another address stand for another cluster: positions and records are two acts."""
+    s = stage()
+    s.produce(values(50))
+    elsewhere = ",".join(reversed(s.bootstrap.split(",")))
+    assert elsewhere != s.bootstrap
+    with pytest.raises(ConfigError, match="a Kafka transaction ends at its cluster"):
+        s.pipeline("exactly-once", f'brokers = "{elsewhere}"')
+    pipeline = s.pipeline("at-least-once", f'brokers = "{elsewhere}"')
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 30).counts == Counts(30, 30, 0, 0)
+    assert s.deliver(pipeline, run, 0, 50).done == OffsetRange(s.source, 0, 30, 50)
+    assert origins(s.out()) == list(range(50))

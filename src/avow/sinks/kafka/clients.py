@@ -8,8 +8,8 @@ that is committed in our transaction is a compare-and-set: if the transaction go
 
 Producers are kept from task to task, a few per process, because making one costs more than a small batch. One that is
 kept may have been fenced by another worker's meanwhile. It would find out at the end, with the batch for nothing; so
-every claim carries its producer's token, and a producer that does not find its own is thrown away at once. If it does,
-it knows the entry without reading it: nobody else can have changed it since.
+every claim carries its producer's token, and a producer that finds another entry than the one it left is thrown away at
+once. If it finds its own, nobody else can have changed it, whatever is not to be seen yet.
 
 After any error the producer is thrown away too. Its successor's ``init_transactions`` waits for the outcome of what it
 left, and only then is the position read again: neither librdkafka nor the Java client can be trusted to know the
@@ -105,12 +105,12 @@ def as_ours(what: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Producing:
-    """A transactional producer, the token by which its claims are known, and the last of them. While it is not fenced
-    that is the ledger's entry."""
+    """A transactional producer, the token by which its claims are known, and the ledger's entry as it has left it."""
 
     client: client.Producer
     token: str
-    last: Kept | None = None
+    last: Kept | None  # as it was read, or as it was written since
+    before: Kept | None  # what the last claim has replaced: seen for a moment longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,9 @@ class Clients:
 
     # Producers
 
-    def transactional(self, where: TopicPartition) -> Producing:
-        """The producer of one input partition; a new one has fenced all others."""
-        if where in self._producing:
-            self._producing.move_to_end(where)
-            return self._producing[where]
+    def _transactional(self, where: TopicPartition) -> Producing:
+        """A new producer for one input partition. It has fenced all others, and waited for the end of what they had
+        open; so the entry that is read now is the one that stands until it claims, or is fenced itself."""
         while len(self._producing) >= PRODUCERS_MAX:
             self._producing.popitem(last=False)
         settings = self._ledger_settings if self.elsewhere else self._output_settings
@@ -163,7 +161,8 @@ class Clients:
         made = _made(client.Producer, PRODUCING | self._sizes() | settings | own)
         with as_ours(f"the fencing of other writers of {where}"):
             made.init_transactions(PATIENCE_S)
-        self._producing[where] = Producing(made, uuid4().hex[:12])
+        found = self._kept(where, stable=True)
+        self._producing[where] = Producing(made, uuid4().hex[:12], found, found)
         return self._producing[where]
 
     def forget(self, where: TopicPartition) -> None:
@@ -241,14 +240,13 @@ class Clients:
     def held(self, where: TopicPartition) -> tuple[Producing, Kept | None]:
         """The producer of one partition, and the entry as it is while the producer is not fenced."""
         producing = self._producing.get(where)
-        if producing is not None and producing.last is not None:
-            # Not waited for: if another one is about to claim, this producer is fenced, and that is all to be known.
-            found = self._kept(where, stable=False)
-            if found is not None and found.by == producing.token:
-                return producing, producing.last
+        # Not waited for: if another one is about to claim, this producer is fenced, and that is all to be known.
+        if producing is not None and self._kept(where, stable=False) in (producing.last, producing.before):
+            self._producing.move_to_end(where)
+            return producing, producing.last
         self.forget(where)
-        # In this order: the new one has waited for the end of what others had open.
-        return self.transactional(where), self._kept(where, stable=True)
+        producing = self._transactional(where)
+        return producing, producing.last
 
     def send(self, producing: Producing, where: TopicPartition, kept: Kept) -> None:
         """Put an entry into the open transaction, signed by its producer."""
@@ -256,7 +254,7 @@ class Clients:
         offset = client.TopicPartition(where.topic, where.partition, signed.entry.position, entries.written(signed))
         group = self._reader(stable=True).consumer_group_metadata()
         producing.client.send_offsets_to_transaction([offset], group, PATIENCE_S)
-        producing.last = signed
+        producing.before, producing.last = producing.last, signed
 
     def close(self) -> None:
         """Let everything go. A producer that has nothing open goes quickly."""
