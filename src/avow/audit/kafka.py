@@ -30,10 +30,12 @@ from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.judge import Known
 from avow.errors import SinkError
 from avow.kafka.log import Log, TopicPartition
+from avow.ledger import Entry
 from avow.schema import Field
 from avow.settings import Kafka, Pipeline
 from avow.sinks.base import Selection
 from avow.sinks.kafka import letters as dead
+from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours
 from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Headers, Mapper, output_topics, read_origin
 from avow.sinks.kafka.store import Store
@@ -116,6 +118,10 @@ class KafkaReading:
                 np.array([n] if claimed else [], np.int64) for n in (kept.claimed_from, kept.entry.position)
             )
             found[where] = Known(kept.entry, kept.start, starts, untils)
+        # Partitions that were begun and have no position any more: the rest of the audit says what that means.
+        for where, began in register.read(self._clients, self._pipeline.dead_letter_topic).items():
+            none = np.empty(0, np.int64)
+            found.setdefault(where, Known(Entry(began.start, began.topic_id, 0), began.start, none, none))
         return found
 
     def letters(self, where: TopicPartition) -> Offsets:

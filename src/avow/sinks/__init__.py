@@ -75,7 +75,7 @@ _KAFKA = SinkKind(
         "Under exactly-once, readers of the output use isolation.level = read_committed. Others see what was aborted.",
         "The consumer group named like the pipeline is the ledger: nobody else joins it or commits to it.",
         "The pipeline runs at least once within the brokers' offsets.retention.minutes (7 days unless set): after that "
-        "Kafka forgets the positions of a group without members.",
+        "Kafka forgets its positions, and a run stops and says so.",
     ),
     ledger_in_group=True,
 )

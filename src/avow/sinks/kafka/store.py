@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -25,9 +25,11 @@ from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
 from avow.settings import Kafka, Pipeline
 from avow.sinks.kafka import entries as kept_entries
+from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import output_topics
+from avow.sinks.kafka.register import Began
 from avow.sinks.kafka.task import KafkaTask
 
 AT_ONCE = 8  # partitions whose entries are changed side by side
@@ -178,6 +180,9 @@ class Store:
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
+        began = register.read(self._clients, self._pipeline.dead_letter_topic) if entries else {}
+        for where in entries.keys() & began.keys():
+            raise register.lost(where, began[where], entries[where].topic_id)
 
         def adopted(where: TopicPartition, kept: Kept | None) -> Kept | None:
             first = entries[where]
@@ -190,12 +195,14 @@ class Store:
                 )
             return None
 
-        self._change(entries, adopted)
+        self._change(entries, adopted, begin=True)
 
     def _change(
         self,
         partitions: Iterable[TopicPartition],
         changed: Callable[[TopicPartition, Kept | None], Kept | None],
+        *,
+        begin: bool = False,
     ) -> None:
         """Change the entries of many partitions, where there is something to change. Each has a producer of its own,
         which nobody needs afterwards."""
@@ -208,14 +215,23 @@ class Store:
                 if after is not None:
                     with as_ours(f"the change of the position of {where}"):
                         producing.client.begin_transaction()
+                        if begin and not clients.elsewhere:
+                            self._register(producing.client, where, after)
                         clients.send(producing, where, after)
                         producing.client.commit_transaction(PATIENCE_S)
+                    if begin and clients.elsewhere:
+                        self._register(clients.plain, where, after)
+                        clients.flush_plain()
             finally:
                 clients.close()
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for done in [pool.submit(change, where) for where in partitions]:
                 done.result()
+
+    def _register(self, producer: Producer, where: TopicPartition, kept: Kept) -> None:
+        key, value = register.message(where, Began(kept.entry.topic_id, kept.start))
+        producer.produce(self._pipeline.dead_letter_topic, value, key)
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = ledger.NOTHING) -> None:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
