@@ -157,7 +157,7 @@ def test_a_zombie_is_fenced(stage: Make) -> None:
 
 
 def test_a_kept_producer_that_was_fenced_is_noticed_at_once(stage: Make) -> None:
-    """Two workers take turns: none of them may find out at the end of a batch."""
+    """Two workers take turns, and one of them dies: nobody may find out at the end of a batch."""
     s = stage()
     s.produce(values(60))
     pipeline = s.pipeline()
@@ -166,6 +166,7 @@ def test_a_kept_producer_that_was_fenced_is_noticed_at_once(stage: Make) -> None
     for turn in range(6):
         planned = OffsetRange(s.source, 0, turn * 10, turn * 10 + 10)
         delivered(pipeline, run, planned, KafkaTask(pipeline, run, workers[turn % 2]))
+        s.child(s.file(), run, planned.start, planned.until, "before").communicate(timeout=60)
     assert origins(s.out()) == list(range(60))
     for worker in workers:
         worker.close()

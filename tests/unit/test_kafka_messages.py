@@ -45,11 +45,11 @@ def test_the_ledgers_text_comes_back_as_it_went() -> None:
     entry = Entry(
         10**15, "a" * 22, 10**6, Counts(10**12, 10**12, 0, 0), Fingerprint(10**15 - 1, 1_700_000_000_000, 2**32 - 1)
     )
-    kept = Kept(entry, 5, "token", 17, 1_700_000_000_000)
+    kept = Kept(entry, 5, 17, 1_700_000_000_000)
     text = entries.written(kept)
     assert len(text.encode()) < 400, "a broker takes 4,096 unless told otherwise, and a careful one less"
     assert entries.read("g", WHERE, 10**15, text) == kept
-    none = Kept(Entry(0, "id", 1), 0, "", 0, 0)
+    none = Kept(Entry(0, "id", 1), 0, 0, 0)
     assert entries.read("g", WHERE, 0, entries.written(none)) == none
 
 

@@ -7,9 +7,9 @@ before, ends what they had open, and alone can commit. So a committed offset tha
 that is committed in our transaction is a compare-and-set: if the transaction goes through, nobody claimed in between.
 
 Producers are kept from task to task, a few per process, because making one costs more than a small batch. One that is
-kept may have been fenced by another worker's meanwhile. It would find out at the end, with the batch for nothing; so
-every claim carries its producer's token, and a producer that finds another entry than the one it left is thrown away at
-once. If it finds its own, nobody else can have changed it, whatever is not to be seen yet.
+kept may have been fenced by another worker's meanwhile. It would find out at the end, with the batch for nothing; so a
+kept producer begins its transaction with the position as it left it. Kafka takes that only from an owner, and then
+nobody else can have changed it.
 
 After any error the producer is thrown away too. Its successor's ``init_transactions`` waits for the outcome of what it
 left, and only then is the position read again: neither librdkafka nor the Java client can be trusted to know the
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
@@ -105,12 +104,10 @@ def as_ours(what: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Producing:
-    """A transactional producer, the token by which its claims are known, and the ledger's entry as it has left it."""
+    """A transactional producer, and the ledger's entry as it read it or has left it."""
 
     client: client.Producer
-    token: str
-    last: Kept | None  # as it was read, or as it was written since
-    before: Kept | None  # what the last claim has replaced: seen for a moment longer
+    last: Kept | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +137,16 @@ class Clients:
         self._producing: OrderedDict[TopicPartition, Producing] = OrderedDict()
         self._plain: client.Producer | None = None
         self._failed: list[KafkaError] = []  # what the plain producer could not deliver
-        self._readers: dict[bool, client.Consumer] = {}
+        self._group_reader: client.Consumer | None = None
         self._admins: dict[bool, AdminClient] = {}  # of the output's cluster and of the ledger's
         self._limits: dict[str, tuple[float, Limits]] = {}
 
     # Producers
 
-    def _transactional(self, where: TopicPartition) -> Producing:
+    def fresh(self, where: TopicPartition) -> Producing:
         """A new producer for one input partition. It has fenced all others, and waited for the end of what they had
-        open; so the entry that is read now is the one that stands until it claims, or is fenced itself."""
+        open; so the entry that is read then stands until it claims, or is fenced itself."""
+        self.forget(where)
         while len(self._producing) >= PRODUCERS_MAX:
             self._producing.popitem(last=False)
         settings = self._ledger_settings if self.elsewhere else self._output_settings
@@ -161,9 +159,24 @@ class Clients:
         made = _made(client.Producer, PRODUCING | self._sizes() | settings | own)
         with as_ours(f"the fencing of other writers of {where}"):
             made.init_transactions(PATIENCE_S)
-        found = self._kept(where, stable=True)
-        self._producing[where] = Producing(made, uuid4().hex[:12], found, found)
+        self._producing[where] = Producing(made, self._kept(where))
         return self._producing[where]
+
+    def begun(self, where: TopicPartition) -> Producing:
+        """A producer that owns the partition, with a transaction that is open."""
+        kept = self._producing.get(where)
+        if kept is not None and kept.last is not None:
+            try:
+                kept.client.begin_transaction()
+                self.send(kept, where, kept.last)
+                self._producing.move_to_end(where)
+                return kept
+            except KafkaException:
+                pass  # fenced, or of no use for another reason: the next one tells
+        found = self.fresh(where)
+        with as_ours(f"the beginning of a transaction for {where}"):
+            found.client.begin_transaction()
+        return found
 
     def forget(self, where: TopicPartition) -> None:
         """Throw a producer away: it failed, or another one has taken its place."""
@@ -210,59 +223,49 @@ class Clients:
 
     # The ledger
 
-    def _reader(self, *, stable: bool) -> client.Consumer:
+    @property
+    def _reader(self) -> client.Consumer:
         """Reads the group's offsets. It never subscribes, so the group sees no member."""
-        if stable not in self._readers:
+        if self._group_reader is None:
             own = {
                 "group.id": self.group,
                 "enable.auto.commit": "false",
-                # With the first the cluster answers only when no open transaction is about to change the offset.
-                "isolation.level": "read_committed" if stable else "read_uncommitted",
+                # With this the cluster answers only when no open transaction is about to change the offset.
+                "isolation.level": "read_committed",
             }
-            self._readers[stable] = _made(client.Consumer, self._ledger_settings | own)
-        return self._readers[stable]
+            self._group_reader = _made(client.Consumer, self._ledger_settings | own)
+        return self._group_reader
 
-    def _kept(self, where: TopicPartition, *, stable: bool) -> Kept | None:
-        """The ledger's entry, None if there is none. What was committed a moment ago may not be seen unless stable."""
+    def _kept(self, where: TopicPartition) -> Kept | None:
+        """The ledger's entry, None if there is none."""
         asked = client.TopicPartition(where.topic, where.partition)
         try:
             with as_ours(f"the reading of the position of {where}"):
-                (found,) = self._reader(stable=stable).committed([asked], timeout=PATIENCE_S)
+                (found,) = self._reader.committed([asked], timeout=PATIENCE_S)
                 if found.error is not None:
                     raise KafkaException(found.error)
         except AvowError:
-            self._readers.pop(stable, None)
+            self._group_reader = None
             raise
         if found.offset < 0:
             return None
         return entries.read(self.group, where, found.offset, found.metadata)
 
-    def held(self, where: TopicPartition) -> tuple[Producing, Kept | None]:
-        """The producer of one partition, and the entry as it is while the producer is not fenced."""
-        producing = self._producing.get(where)
-        # Not waited for: if another one is about to claim, this producer is fenced, and that is all to be known.
-        if producing is not None and self._kept(where, stable=False) in (producing.last, producing.before):
-            self._producing.move_to_end(where)
-            return producing, producing.last
-        self.forget(where)
-        producing = self._transactional(where)
-        return producing, producing.last
-
     def send(self, producing: Producing, where: TopicPartition, kept: Kept) -> None:
-        """Put an entry into the open transaction, signed by its producer."""
-        signed = replace(kept, by=producing.token, at_ms=int(time.time() * 1000))
-        offset = client.TopicPartition(where.topic, where.partition, signed.entry.position, entries.written(signed))
-        group = self._reader(stable=True).consumer_group_metadata()
-        producing.client.send_offsets_to_transaction([offset], group, PATIENCE_S)
-        producing.before, producing.last = producing.last, signed
+        """Put an entry into the open transaction. The last one counts."""
+        timed = replace(kept, at_ms=int(time.time() * 1000))
+        offset = client.TopicPartition(where.topic, where.partition, timed.entry.position, entries.written(timed))
+        producing.client.send_offsets_to_transaction([offset], self._reader.consumer_group_metadata(), PATIENCE_S)
+        producing.last = timed
 
     def close(self) -> None:
         """Let everything go. A producer that has nothing open goes quickly."""
         self._producing.clear()
         self._admins.clear()
         self._plain = None
-        while self._readers:
-            self._readers.popitem()[1].close()
+        if self._group_reader is not None:
+            self._group_reader.close()
+            self._group_reader = None
 
     # The output topics
 

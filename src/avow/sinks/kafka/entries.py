@@ -1,8 +1,7 @@
 """The ledger as Kafka keeps it: one committed offset of the reserved group per partition, the rest in its metadata.
 
 The offset is the position. The metadata is a short JSON text (a broker takes 4,096 bytes unless told otherwise) with
-what else an ``Entry`` has, where the first position was, the last claim, and who wrote it: a token that every producer
-makes up for itself. A producer that is kept from one task to the next sees by it whether another has claimed meanwhile.
+what else an ``Entry`` has, where the first position was, and when the last claim was made, and of what.
 
 An offset without this text was committed by somebody else. It says nothing about what is in the output topic, so it is
 never taken for a position.
@@ -28,7 +27,6 @@ class Kept:
 
     entry: Entry
     start: int  # the first position
-    by: str  # the token of the producer that wrote it
     claimed_from: int  # where the last claim began; the position, if there was none
     at_ms: int  # when it was written
 
@@ -49,7 +47,6 @@ def written(kept: Kept) -> str:
             "from": kept.claimed_from,
             "counts": [counts.read, counts.written, counts.dead, counts.skipped],
             "last": [last.offset, last.timestamp_ms, last.crc32] if last else None,
-            "by": kept.by,
             "at": kept.at_ms,
         },
         separators=(",", ":"),
@@ -73,7 +70,7 @@ def read(group: str, where: TopicPartition, position: int, metadata: str | None)
             counts=Counts(*map(int, said["counts"])),
             last=Fingerprint(*map(int, said["last"])) if said["last"] else None,
         )
-        return Kept(entry, int(said["start"]), str(said["by"]), int(said["from"]), int(said["at"]))
+        return Kept(entry, int(said["start"]), int(said["from"]), int(said["at"]))
     except (ValueError, TypeError, KeyError, ProtocolViolation):
         raise ConfigError(
             f"the group {group} is this pipeline's ledger, and offset {position} of {where} was committed to it by "

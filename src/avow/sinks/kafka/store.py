@@ -187,7 +187,7 @@ class Store:
         def adopted(where: TopicPartition, kept: Kept | None) -> Kept | None:
             first = entries[where]
             if kept is None:
-                return Kept(first, first.position, "", first.position, 0)
+                return Kept(first, first.position, first.position, 0)
             if kept.entry.run >= first.run:
                 raise Superseded(
                     f"superseded by run {kept.entry.run}: it has begun to read {where} meanwhile",
@@ -210,8 +210,8 @@ class Store:
         def change(where: TopicPartition) -> None:
             clients = Clients(self._pipeline)
             try:
-                producing, kept = clients.held(where)
-                after = changed(where, kept)
+                producing = clients.fresh(where)
+                after = changed(where, producing.last)
                 if after is not None:
                     with as_ours(f"the change of the position of {where}"):
                         producing.client.begin_transaction()

@@ -44,13 +44,15 @@ class KafkaTask:
         self._run = run
         self._clients = clients or kafka_clients.cached(pipeline)
         self._mapper = Mapper(pipeline, redriven=redriving)
+        self._where: TopicPartition | None = None
+        self._claimed: Kept | None = None  # by an act before this one
         self._clear()
 
     def _clear(self) -> None:
-        self._where: TopicPartition | None = None
         self._held: Producing | None = None  # the transaction's producer
         self._kept: Kept | None = None
         self._next: Kept | None = None  # what the act leaves in the ledger
+        self._tallied: tuple[Counts, Fingerprint | None] | None = None
         self._wrote_plain = False
         self._began = time.monotonic()
 
@@ -72,22 +74,25 @@ class KafkaTask:
     def _end(self) -> None:
         if self._wrote_plain:
             self._clients.flush_plain()
-        if self._held is None and self._next is not None:
-            # A tally after a write that was an act of its own.
-            assert self._where is not None
-            counts, last = self._tallied
-            held, kept = self._clients.held(self._where)
-            entry = expect(kept, self._where).entry
-            changed = replace(entry, counts=entry.counts + counts, last=last or entry.last)
-            self._next = expect(kept, self._where).with_entry(changed)
-            self._held = held
-            held.client.begin_transaction()
+        if self._tallied is not None:
+            self._tally(*self._tallied)
         if self._held is None:
             return
-        if self._next is not None:
-            assert self._where is not None
-            self._clients.send(self._held, self._where, self._next)
+        assert self._where is not None
+        if self._next is None:
+            self._held.client.abort_transaction(PATIENCE_S)  # a replay: there is nothing to say
+            return
+        self._clients.send(self._held, self._where, self._next)
         self._held.client.commit_transaction(PATIENCE_S)
+        self._claimed = self._next
+
+    def _tally(self, counts: Counts, last: Fingerprint | None) -> None:
+        """What was written after its claim is counted in a transaction of its own."""
+        assert self._where is not None
+        self._held = self._clients.begun(self._where)
+        kept = expect(self._held.last, self._where)
+        entry = kept.entry
+        self._next = kept.with_entry(replace(entry, counts=entry.counts + counts, last=last or entry.last))
 
     def _undo(self) -> None:
         if self._held is not None:
@@ -117,13 +122,14 @@ class KafkaTask:
         where = self._where = TopicPartition(topic, partition)
         for name in [*output_topics(self._sink, [topic]), self._letters_topic]:
             self._clients.limits(name)  # before a producer is made: no batch may be larger than these
-        # Also without ``lock``: a position is certain only for who has fenced the others.
-        held, kept = self._clients.held(where)
         if lock:
-            self._held = held
-            held.client.begin_transaction()
+            self._held = self._clients.begun(where)
             self._began = time.monotonic()
-        self._kept = expect(kept, where)
+            self._kept = expect(self._held.last, where)
+        else:
+            # Also without ``lock`` a position is certain only for who has fenced the others, as this task has if it
+            # has claimed before.
+            self._kept = self._claimed or expect(self._clients.fresh(where).last, where)
         return self._kept.entry
 
     def claim(self, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:  # noqa: ARG002
@@ -137,9 +143,7 @@ class KafkaTask:
         self._next = self._kept.with_entry(after)
 
     def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:  # noqa: ARG002
-        assert self._kept is not None
         self._tallied = (counts, last)
-        self._next = self._kept
 
     # Records
 
