@@ -32,7 +32,7 @@ def orders() -> str:
 def faults() -> str:
     """The faults, and what each must come to."""
     words = [str(word) for word in Guarantee]
-    lines = [f"| # | name | fault | {' | '.join(words)} |", f"|---|---|---|{'---|' * len(words)}"]
+    lines = [f"| # | name | fault | on | {' | '.join(words)} |", f"|---|---|---|---|{'---|' * len(words)}"]
     for fault in FAULTS.values():
         cells = [Cell(fault, word) for word in Guarantee]
         due = [f"must show: {cell.must_show}" if cell.must_show else "held" for cell in cells]
@@ -42,7 +42,8 @@ def faults() -> str:
             due = [fault.missing, *[""] * (len(words) - 1)]
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
-        lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {' | '.join(due)} |")
+        where = ", ".join(fault.engines)
+        lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {where} | {' | '.join(due)} |")
     return "\n".join(lines) + "\n"
 
 

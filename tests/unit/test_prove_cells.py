@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from avow.cli.prove import exit_code
+from avow.cli.prove import exit_code, remaining
 from avow.guarantee import Anomaly, Guarantee
-from avow.prove.cells import CANARIES, FAULTS, Cell, Seen, Verdict, judge, matrix, quick, schedule
-from avow.prove.transactions import BUILT
+from avow.prove.cells import CANARIES, FAULTS, Cell, Queue, Seen, Verdict, judge, matrix, quick, schedule
+from avow.prove.faults import BUILT
+from avow.prove.faults.brokers import coordinating_partition
+from avow.prove.play import fit_for_more
 from avow.sinks import SINKS
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
@@ -26,6 +29,12 @@ def test_every_fault_is_built_or_says_why_not() -> None:
     assert {fault.number for fault in FAULTS.values()} == set(range(27))
 
 
+@pytest.mark.parametrize(("name", "hash_"), [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31))])
+def test_the_coordinator_is_found_by_javas_hash(name: str, hash_: int) -> None:
+    for partitions in (1, 12, 50):
+        assert coordinating_partition(name, partitions) == (0 if hash_ == -(2**31) else abs(hash_)) % partitions
+
+
 def test_the_matrix_has_every_offer_of_every_sink() -> None:
     offers = {(s.kind, m, g) for s in SINKS.values() for m, offer in s.offers.items() for g in offer.guarantees}
     cells = [found for found in matrix() if not found.canary]
@@ -34,8 +43,73 @@ def test_the_matrix_has_every_offer_of_every_sink() -> None:
 
 
 def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
-    numbers = Counter(found.fault.number for found in quick())
+    numbers = Counter(found.fault.number for found in quick() if found.engine == "spark")
     assert numbers == dict.fromkeys(range(1, 27), 1) | {0: len(CANARIES)}
+    others = [(found.fault.name, found.engine) for found in quick() if found.engine != "spark"]
+    assert others == [("executor-killed", "spark-cluster")]
+
+
+def test_a_fault_is_played_where_it_can_happen() -> None:
+    there = [found for found in matrix() if found.engine == "spark-cluster"]
+    assert {found.mode for found in there} == {"append"}
+    assert {found.guarantee for found in there} == set(Guarantee)
+    assert "executor-killed" in {found.fault.name for found in there}
+    assert "worker-killed" not in {found.fault.name for found in there}, "Python workers are not the driver's there"
+    assert {found.engine for found in matrix() if found.fault.name == "executor-killed"} == {"spark-cluster"}
+    mixed = schedule(Cell(FAULTS["mix"], EXACTLY, engine="spark-cluster"), 1, minutes=60)
+    names = {step.fault for step in mixed if step.fault}
+    assert {"executor-killed", "spark-worker-killed"} <= names
+    assert all("spark-cluster" in FAULTS[name].engines for name in names)
+
+
+def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:
+    queue = Queue(matrix())
+    taken = [queue.take()]
+    while taken[-1]:
+        taken.append(queue.take(taken[-1].column))
+    cells = [found for found in taken if found]
+    assert sorted(found.name for found in cells) == sorted(found.name for found in matrix())
+    assert [found.fault.name for found in cells[: len(CANARIES)]] == list(CANARIES)
+    columns = [found.column for found in cells if not found.canary]
+    changes = sum(one != other for one, other in itertools.pairwise(columns))
+    assert changes == len(set(columns)) - 1, "a pipeline goes on as long as it can"
+
+
+def test_in_a_column_what_ends_a_pipeline_comes_last() -> None:
+    queue = Queue(found for found in matrix() if found.column == (EXACTLY, "postgres", "append", "spark"))
+    faults = []
+    while found := queue.take():
+        faults.append(found.fault)
+    alone = [fault.alone for fault in faults]
+    assert alone == sorted(alone, reverse=True)
+    shared = [bool(fault.stop) for fault in faults if not fault.alone]
+    assert shared == sorted(shared)
+    assert queue.take() is None
+
+
+def test_two_at_work_take_from_different_columns_until_there_is_one() -> None:
+    cells = [cell(name, word) for name in ("zombie", "leader-killed", "jvm-killed") for word in (LEAST, EXACTLY)]
+    queue = Queue(cells)
+    first, second = queue.take(), queue.take()
+    assert first
+    assert second
+    assert first.column != second.column
+    queue.clear()
+    assert queue.take(first.column) is None
+
+
+def test_only_a_clean_pipeline_goes_on_into_another_cell() -> None:
+    assert fit_for_more(cell("zombie"), FINE)
+    assert not fit_for_more(cell("zombie", MOST), replace(FINE, check={"lost": 1})), "permitted, and there to stay"
+    assert not fit_for_more(cell("zombie", LEAST), replace(FINE, audit={"ledger-behind": 1}))
+    assert not fit_for_more(cell("retention"), FINE)
+    assert not fit_for_more(cell("disk-full-checkpoint"), FINE)
+
+
+def test_remaining() -> None:
+    assert remaining(10, 100, 60) == "about 9 min left"
+    assert remaining(99, 100, 60) == "a minute left"
+    assert remaining(100, 100, 60) == "done"
 
 
 def test_what_must_show_is_what_the_guarantee_permits() -> None:
@@ -57,7 +131,8 @@ def test_a_mix_is_quiet_a_quarter_of_the_time_and_goes_on_as_long_as_asked() -> 
     steps = schedule(cell("mix"), 1, minutes=60)
     assert sum(step.quiet_s + step.hold_s for step in steps) >= 3600
     assert 0.2 < sum(not step.fault for step in steps) / len(steps) < 0.3
-    assert {step.fault for step in steps if step.fault} == {f.name for f in FAULTS.values() if f.in_mix}
+    mixed = {fault.name for fault in FAULTS.values() if fault.in_mix and "spark" in fault.engines}
+    assert {step.fault for step in steps if step.fault} == mixed
     assert any(step.fault for seed in range(50) for step in schedule(cell("mix"), seed))
 
 

@@ -11,7 +11,7 @@ import pytest
 from avow import schema
 from avow.errors import ConfigError
 from avow.plan import load_checked
-from avow.prove.cells import FAULTS, Cell, matrix
+from avow.prove.cells import ENGINES, FAULTS, Cell, matrix
 from avow.prove.form import Numbered, Own, sample, toml
 from avow.settings import Postgres, load
 
@@ -25,7 +25,8 @@ def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path)
     path = tmp_path / "pipeline.toml"
     path.write_text(Numbered().text(cell, "p-1", "p_1", "127.0.0.1:1", 500))
     made = load_checked(path, ENV)
-    assert (made.guarantee, made.sink.mode, made.engine) == (cell.guarantee, cell.mode, cell.engine)
+    declared = (cell.guarantee, cell.mode, ENGINES[cell.engine].name)
+    assert (made.guarantee, made.sink.mode, made.engine) == declared
 
 
 def test_a_users_pipeline_keeps_what_it_does_and_not_where(tmp_path: Path) -> None:
@@ -57,6 +58,8 @@ def test_key_columns_are_made_from_the_key(tmp_path: Path) -> None:
     path.write_text(text)
     own = Own(path, load_checked(path, ENV))
     assert json.loads(own.value(7, 2))["account"] == "text 2"
+    path.write_text(text.replace("account string not null", "account string"))
+    assert json.loads(Own(path, load_checked(path, ENV)).value(4, 4))["account"] == "text 4", "never null"
     path.write_text(text.replace('["account"]', '["amount"]'))
     with pytest.raises(ConfigError, match="amount"):
         Own(path, load(path, ENV))

@@ -57,14 +57,15 @@ def test_nothing_yet(tmp_path: Path) -> None:
 def test_the_report_stands_alone_and_shows_everything(tmp_path: Path) -> None:
     told(tmp_path)
     page, text = (path.read_text(encoding="utf-8") for path in report.write(tmp_path))
-    assert "2 held" in page
+    assert "<b>2</b> held" in page
+    assert all(f'href="#{name.replace("/", "-")}"' in page for name in (HELD, LOST))
     assert "1,234 lost" in page
     assert "seed 7" in page
     assert page.count("<svg") == 2
     assert "avow prove --fault x --seed 7" in page
     assert "<script" not in page, "what a log says is text"
     assert "http" not in page, "nothing is loaded from elsewhere"
-    assert "| 1 | driver kill -9 after the claim | held: 1,234 lost |  |  |" in text
+    assert "| 1 | kill -9 right after the claim | held: 1,234 lost |  |  |" in text
     assert "<died>" not in text
 
 

@@ -23,7 +23,7 @@ from avow.sinks import SINKS
 
 if TYPE_CHECKING:  # they bring Spark with them, which `--list` need not wait for
     from avow.prove.form import Form
-    from avow.prove.runner import Outcome
+    from avow.prove.play import Outcome
 
 COLOURS = {
     Verdict.HELD: "green",
@@ -43,7 +43,9 @@ MODES = tuple(dict.fromkeys(mode for sink in SINKS.values() for mode in sink.off
     "2 unknown or unproven",
 )
 @click.option("--quick", "is_quick", is_flag=True, help="One cell per fault, and the canaries: about ten minutes.")
-@click.option("--all", "everything", is_flag=True, help="The whole matrix. Hours; use --resume after a break.")
+@click.option(
+    "--all", "everything", is_flag=True, help="The whole matrix. Hours, fewer with --jobs; use --resume after a break."
+)
 @click.option("--fault", "faults", multiple=True, type=click.Choice(list(FAULTS)), metavar="NAME", help="See --list.")
 @click.option("--guarantee", "guarantees", multiple=True, type=click.Choice([str(word) for word in Guarantee]))
 @click.option("--sink", "sinks", multiple=True, type=click.Choice(list(SINKS)))
@@ -98,7 +100,7 @@ def prove(
         and (not sinks or cell.sink in sinks)
         and (not modes or cell.mode in modes)
         and (not engines or cell.engine in engines)
-        and (declared is None or cell.canary or (cell.guarantee, cell.sink, cell.mode, cell.engine) == declared)
+        and (declared is None or cell.canary or _declares(declared, cell))
     ]
     console = Console(highlight=False, soft_wrap=True)
     if only_list:
@@ -116,6 +118,10 @@ def prove(
     # A polite kill must still take the cluster down.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     raise SystemExit(_prove(console, cells, out, (seed, records, minutes), jobs, keep, own))
+
+
+def _declares(declared: tuple[str, str, str, str], cell: Cell) -> bool:
+    return declared == (cell.guarantee, cell.sink, cell.mode, ENGINES[cell.engine].name)
 
 
 def _own(file: Path) -> tuple[Form, tuple[str, str, str, str]]:
@@ -136,12 +142,14 @@ def _prove(
     own: Form | None,
 ) -> int:
     # Imported here: Spark's Python side takes a second, and a bad option should be told at once.
-    from avow.prove.runner import Options, prove
+    from avow.prove.play import Options
+    from avow.prove.runner import prove
 
     seed, records, minutes = numbers
     console.print(f"{len(cells)} cells, seed {seed}, evidence in {plain(str(out))}")
     options = Options(seed=seed, records=records, minutes=minutes)
     outcomes: list[Outcome] = []
+    began = time.monotonic()
     with console.status("starting the cluster") as status:
         for outcome in prove(
             cells,
@@ -155,14 +163,21 @@ def _prove(
             outcomes.append(outcome)
             report.write(out)
             colour = COLOURS[outcome.verdict]
+            left = remaining(len(outcomes), len(cells), time.monotonic() - began)
             console.print(
                 f"[dim]{len(outcomes):>3}/{len(cells)}[/] [{colour}]{outcome.verdict:<8}[/] "
-                f"{plain(outcome.cell.name)} [dim]{outcome.seconds:.0f} s: {plain(outcome.why)}[/]"
+                f"{plain(outcome.cell.name)} [dim]{outcome.seconds:.0f} s: {plain(outcome.why)}; {left}[/]"
             )
     page, _ = report.write(out)
     told = Counter(Verdict(line["verdict"]) for line in history.verdicts(out).values())
     console.print(", ".join(f"{count} {verdict}" for verdict, count in told.items()) + f"; report: {plain(str(page))}")
     return exit_code(told)
+
+
+def remaining(done: int, of: int, seconds: float) -> str:
+    """How long the rest takes if it goes on as it went: side by side or not, it is cells by the clock."""
+    minutes = seconds / done * (of - done) / 60
+    return "done" if done == of else f"about {minutes:.0f} min left" if minutes >= 1.5 else "a minute left"
 
 
 def exit_code(told: Counter[Verdict]) -> int:
@@ -184,5 +199,5 @@ def _list(cells: list[Cell]) -> None:
         if cell.canary:
             due = "must be judged broken"
         place = f"{cell.sink}/{cell.mode}/{cell.engine}"
-        line = f"{fault.number or '':>2}  {fault.name:<22}{cell.guarantee:<15}{place:<24}{fault.title}"
+        line = f"{fault.number or '':>2}  {fault.name:<22}{cell.guarantee:<15}{place:<31}{fault.title}"
         click.echo(f"{line} ({due})" if due else line)

@@ -58,7 +58,7 @@ class Broker(Part):
         self.number = number
         self._voters = voters
         self._doors = doors
-        self._data = folder / "data"
+        self.data = folder / "data"
         self._config = folder / "server.properties"
         self._log4j = folder / "log4j2.properties"
 
@@ -83,7 +83,7 @@ class Broker(Part):
             "advertised.listeners": f"PLAINTEXT://{self.address}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "log.dirs": self._data,
+            "log.dirs": self.data,
             "default.replication.factor": copies,
             "min.insync.replicas": in_sync,
             "num.partitions": 3,
@@ -124,7 +124,7 @@ class Broker(Part):
 
     @property
     def formatted(self) -> bool:
-        return (self._data / "meta.properties").exists()
+        return (self.data / "meta.properties").exists()
 
     def format(self, cluster_id: str) -> None:
         """Kafka's own storage format, in a JVM of its own (about a second)."""
@@ -140,19 +140,19 @@ class Broker(Part):
             check=False,
         )
         if done.returncode:
-            raise LocalError(f"cannot format {self._data}:\n{done.stdout}{done.stderr}")
+            raise LocalError(f"cannot format {self.data}:\n{done.stdout}{done.stderr}")
 
     def format_like(self, other: Broker) -> None:
         """Take another node's fresh format, with our own node and directory id: a JVM start less per node."""
         making = self.folder / "data.new"
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
-        shutil.copy(other._data / "bootstrap.checkpoint", making)
+        shutil.copy(other.data / "bootstrap.checkpoint", making)
         own = {"node.id": str(self.number), "directory.id": kafka_uuid()}
-        lines = (other._data / "meta.properties").read_text().splitlines()
+        lines = (other.data / "meta.properties").read_text().splitlines()
         pairs = [line.split("=", 1) for line in lines if "=" in line]
         (making / "meta.properties").write_text("".join(f"{k}={own.get(k, v)}\n" for k, v in pairs))
-        making.rename(self._data)
+        making.rename(self.data)
 
 
 def kafka_uuid() -> str:

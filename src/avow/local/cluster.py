@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
@@ -373,7 +373,10 @@ class Cluster:
 
 
 class PortPicker:
-    """Hands out distinct ports that nothing listens on."""
+    """Hands out distinct ports that nothing listens on. A free one is given only once in a process: whoever got it may
+    not listen yet."""
+
+    _gone: ClassVar[set[int]] = set()
 
     def __init__(self) -> None:
         self._given: set[int] = set()
@@ -395,7 +398,8 @@ class PortPicker:
     def free(self) -> int:
         for _ in range(1000):
             port = random.choice(PORTS)
-            if port not in self._given and _is_free(port):
+            if port not in self._given | self._gone and _is_free(port):
+                self._gone.add(port)
                 return self.keep(port)
         raise LocalError(f"no free port between {PORTS.start} and {PORTS.stop}")
 

@@ -54,12 +54,16 @@ class _Daemon(Part):
         return [
             java.find().path,
             *options,
+            *self.java_options(),
             "-cp",
             str(SPARK_HOME / "jars" / "*"),
             self.main,
             *listen,
             *self.arguments(),
         ]
+
+    def java_options(self) -> list[str]:
+        return []
 
     def arguments(self) -> list[str | Path]:
         return []
@@ -69,7 +73,17 @@ class _Daemon(Part):
 
 
 class Master(_Daemon):
+    """Killed and started again, it finds in its folder who its workers and applications were."""
+
     main = "org.apache.spark.deploy.master.Master"
+
+    def java_options(self) -> list[str]:
+        settings = {
+            "deploy.recoveryMode": "FILESYSTEM",
+            "deploy.recoveryDirectory": self.folder / "recovery",
+            "master.rest.enabled": "false",  # a second door, on a port of its own choice
+        }
+        return [f"-Dspark.{name}={value}" for name, value in settings.items()]
 
     @property
     def url(self) -> str:

@@ -10,7 +10,9 @@ is read back (``check``).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -18,8 +20,36 @@ from types import MappingProxyType
 from avow.guarantee import Anomaly, Guarantee
 from avow.sinks import SINKS
 
-# What an engine wants under [spark].
-ENGINES: Mapping[str, Mapping[str, str]] = MappingProxyType({"spark": MappingProxyType({"master": "local[2,4]"})})
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A way to run a pipeline."""
+
+    name: str  # what the pipeline file calls it
+    spark: Mapping[str, str]  # what it wants under [spark]
+    cluster: bool = False  # tasks run on executors of a Spark cluster, which the site has; its master comes to these
+    modes: frozenset[str] | None = None  # that are played on it; all if None
+
+
+_ON_CLUSTER = {
+    "driver.host": "127.0.0.1",
+    "driver.bindAddress": "127.0.0.1",
+    # Half of the cluster: a second driver must find room beside the first.
+    "cores.max": "2",
+    "executor.cores": "1",
+    "executor.memory": "512m",
+    "executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "locality.wait": "0s",  # executors come and go here
+}
+ENGINES: Mapping[str, Engine] = MappingProxyType(
+    {
+        "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"})),
+        # A mode is a matter of the sink's, wherever its task runs: one of them is enough here.
+        "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), cluster=True, modes=frozenset({"append"})),
+    }
+)
+HERE, THERE = ("spark",), ("spark-cluster",)
+BOTH = HERE + THERE
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 
@@ -46,6 +76,8 @@ class Fault:
     times: int = 1
     stop: tuple[int, str] | None = None  # a named stop is right here: its exit code, and the audit's word for it
     in_mix: bool = False
+    alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
+    engines: tuple[str, ...] = HERE  # that it can hurt, or where it says something that it does not say elsewhere
     only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     missing: str = ""  # why it is not built
 
@@ -56,17 +88,21 @@ def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object
 
 _POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
 _FAULTS = (
-    _fault(1, "killed-after-claim", "driver kill -9 after the claim", MOST),
-    _fault(2, "killed-after-write", "driver kill -9 after the write", LEAST),
-    _fault(3, "killed-in-mid-write", "driver kill -9 in mid-write", MOST),
-    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True),
-    _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes"),
+    _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=BOTH),
+    _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=BOTH),
+    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=BOTH),
+    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=BOTH),
+    _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes", engines=BOTH),
     _fault(5, "two-drivers", "two drivers at once"),
     _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True),
     _fault(6, "jvm-killed", "Spark's JVM kill -9"),
-    _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True),
+    _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=THERE),
+    _fault(6, "spark-worker-killed", "Spark worker kill -9, its executors with it", in_mix=True, engines=THERE),
+    _fault(6, "spark-master-killed", "Spark master kill -9", hold_s=(2, 4), engines=THERE),
+    _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=BOTH),
     _fault(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
-    _fault(8, "coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
+    _fault(8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)),
+    _fault(8, "sink-coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
     _fault(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
     _fault(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
     _fault(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
@@ -76,26 +112,29 @@ _FAULTS = (
     _fault(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
     _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
     _fault(14, "transaction-times-out", "transaction times out while the task is paused", hold_s=(17, 18), only=_KAFKA),
-    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, only=_POSTGRES),
+    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=BOTH, only=_POSTGRES),
     _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
     _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
-    _fault(16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), only=_POSTGRES),
+    _fault(
+        16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=BOTH, only=_POSTGRES
+    ),
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="needs a lake sink, not built yet"),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
-    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6)),
+    _fault(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
+    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True),
     _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
     _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2)),
     _fault(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2)),
     _fault(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
     _fault(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
-    _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated")),
+    _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
     _fault(23, "partitions-added", "partitions added while running"),
     _fault(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(25, "group-rebalance", "consumer killed or added in mid-batch", missing="needs the consumer engine"),
-    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6)),
-    _fault(0, "canary-swapped", "canary: claim before write under at-least-once"),
-    _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000"),
-    _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000"),
+    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=BOTH),
+    _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
+    _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),
+    _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000", alone=True),
 )
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _FAULTS})
 
@@ -120,6 +159,11 @@ class Cell:
         return f"{self.fault.name}/{self.guarantee}/{self.sink}/{self.mode}/{self.engine}"
 
     @property
+    def column(self) -> tuple[str, ...]:
+        """What the pipeline is, whatever is done to it."""
+        return (self.guarantee, self.sink, self.mode, self.engine)
+
+    @property
     def canary(self) -> bool:
         return self.fault.name in CANARIES
 
@@ -140,8 +184,7 @@ class Cell:
 
 
 def matrix() -> Iterator[Cell]:
-    """Every cell there is: by fault, then guarantee, sink, mode and engine. Canaries come first: if one of them is
-    missed, nothing after it is worth the wait."""
+    """Every cell there is: the canaries, then by fault, guarantee, sink, mode and engine."""
     for name, guarantee in CANARIES.items():
         yield Cell(FAULTS[name], guarantee)
     for fault in FAULTS.values():
@@ -153,21 +196,57 @@ def matrix() -> Iterator[Cell]:
                     continue
                 for mode in sink.offers:
                     if guarantee in sink.offered(mode):
-                        yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in ENGINES)
+                        engines = [name for name in fault.engines if mode in (ENGINES[name].modes or {mode})]
+                        yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in engines)
 
 
 def quick(word: str | None = None, mode: str = "append") -> Iterator[Cell]:
-    """One cell for each numbered fault, and the canaries. Under one ``word``, or where the fault says most: the word
-    that must show something, else exactly-once."""
-    seen: set[int] = set()
+    """One cell for each numbered fault, one on each other engine, and the canaries. Under one ``word``, or where the
+    fault says most: the word that must show something, else exactly-once."""
+    seen: set[int | str] = set()
     for cell in matrix():
+        # On another engine than the first: what can be hurt there only.
+        kind = cell.fault.number if cell.engine in HERE else cell.engine if cell.fault.engines == (cell.engine,) else 0
         if cell.canary:
             yield cell
-        elif cell.mode == mode and cell.fault.number not in seen:
+        elif kind and cell.mode == mode and kind not in seen:
             says_most = min(cell.fault.shows) if cell.fault.shows else EXACTLY
             if cell.guarantee == (word or says_most):
-                seen.add(cell.fault.number)
+                seen.add(kind)
                 yield cell
+
+
+class Queue:
+    """Who plays which cell next, asked from several threads. A pipeline that came out of a cell clean goes on into the
+    next one of its column: most of a cell's time is the start of a driver.
+
+    Canaries come first: if one of them is missed, nothing after it is worth the wait. Of a column, those that cannot
+    share a pipeline come first, and those that stop it for good last.
+    """
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._lock = threading.Lock()
+        self._columns: dict[tuple[str, ...], deque[Cell]] = {}
+        for cell in sorted(cells, key=_when):  # sorting keeps what is equal in order
+            self._columns.setdefault(("canary",) if cell.canary else cell.column, deque()).append(cell)
+
+    def take(self, column: tuple[str, ...] = ()) -> Cell | None:
+        """The next cell: of this ``column`` while there are any, then of the one with most left."""
+        with self._lock:
+            left = {name: cells for name, cells in self._columns.items() if cells}
+            if not left:
+                return None
+            most = max(left, key=lambda name: len(left[name]))
+            name = next((name for name in (("canary",), column) if name in left), most)
+            return left[name].popleft()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._columns.clear()
+
+
+def _when(cell: Cell) -> int:
+    return 0 if cell.canary else 1 if cell.fault.alone or cell.must_show else 3 if cell.fault.stop else 2
 
 
 # The schedule: what happens when, from the seed alone.
@@ -189,9 +268,12 @@ def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
     """The faults of a cell, in order. With ``minutes`` they go on at least so long."""
     chance = random.Random(f"{seed}/{cell.name}")
     least_s = minutes * 60
-    mixed = []
-    if cell.fault.name == "mix":
-        mixed = [fault for fault in FAULTS.values() if fault.in_mix and (not fault.only or cell.sink in fault.only)]
+    may = [
+        fault
+        for fault in FAULTS.values()
+        if fault.in_mix and cell.engine in fault.engines and (not fault.only or cell.sink in fault.only)
+    ]
+    mixed = may if cell.fault.name == "mix" else []
     if mixed:
         least_s = least_s or MIX_S
     steps: list[Step] = []

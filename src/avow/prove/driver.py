@@ -56,8 +56,8 @@ class Driver:
     def family(self) -> list[psutil.Process]:
         """The driver, its JVM and its Python workers; also those whose parent has died since they were seen."""
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.pid)
-            for one in (process, *process.children(recursive=True)):
+            process = psutil.Process(self.pid) if self.alive else None  # afterwards the pid may be somebody else's
+            for one in () if process is None else (process, *process.children(recursive=True)):
                 self._seen[one.pid] = one
         return [one for one in self._seen.values() if _living(one)]
 
@@ -117,6 +117,12 @@ class Driver:
     def says(self, pattern: str) -> bool:
         """Whether its log has a line like that."""
         return re.search(pattern, self.log.read_text(errors="replace")) is not None
+
+    def last_words(self) -> str:
+        """What it said in the end: its error, if there is one."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["nothing"])[-1].removeprefix("error: ")[:300]
 
 
 def signal(processes: list[psutil.Process], number: Signals) -> None:

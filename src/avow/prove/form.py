@@ -50,15 +50,24 @@ class Form(ABC):
         """What is in the sink. ``log`` says which number is at which place."""
 
     def text(
-        self, cell: Cell, name: str, table: str, brokers: str, batch: int, spark: Mapping[str, str] | None = None
+        self,
+        cell: Cell,
+        name: str,
+        table: str,
+        brokers: str,
+        batch: int,
+        spark: Mapping[str, str] | None = None,
+        master: Mapping[str, str] | None = None,
     ) -> str:
-        """The pipeline file of one cell. ``spark``: settings that the file itself may replace."""
+        """The pipeline file of one cell. ``spark``: settings that the file itself may replace. ``master``: those that
+        it may not, beside the engine's own."""
         document = self.document(cell)
-        document |= {"name": name, "guarantee": str(cell.guarantee), "engine": cell.engine}
+        engine = ENGINES[cell.engine]
+        document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
         document["sink"] = {**document["sink"], **_PLACES[cell.sink](table)}
         document["batch"] = {"interval": "200ms", "max_records": batch}
-        document["spark"] = {**(spark or {}), **document.get("spark", {}), **ENGINES[cell.engine]}
+        document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
 
 
@@ -115,7 +124,8 @@ class Own(Form):
             return f"record {number}".encode()
         keys = self._pipeline.sink.key
         fields = self._pipeline.decode.columns
-        made = {field.name: sample(field, key if field.name in keys else number) for field in fields}
+        # A key is never null: such a record is dead, whatever is done to the pipeline.
+        made = {f.name: _made(f.type, key) if f.name in keys else sample(f, number) for f in fields}
         return json.dumps(made, ensure_ascii=False).encode()
 
     def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:

@@ -44,6 +44,18 @@ class Played:
         return self.name.split("/")[1]
 
     @property
+    def sink(self) -> str:
+        return self.name.split("/")[2]
+
+    @property
+    def mode(self) -> str:
+        return self.name.split("/")[3]
+
+    @property
+    def engine(self) -> str:
+        return self.name.split("/")[4]
+
+    @property
     def place(self) -> str:
         """Sink, mode and engine."""
         return "/".join(self.name.split("/")[2:])
@@ -126,65 +138,106 @@ def _plain(text: str) -> str:
 
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2024; --dim: #6b7280; --paper: #fff; --line: #d9dce1; --bar: #f59e0b55;
-  --held: #15803d; --broken: #b91c1c; --unproven: #b45309; --unknown: #a16207; --not: #6b7280; }
+:root { color-scheme: light dark; --ink: #1c2024; --dim: #5f6773; --paper: #fff; --line: #d9dce1; --bar: #f59e0b55;
+  --held: #15803d; --broken: #b91c1c; --unproven: #b45309; --unknown: #854d0e; --not: #5f6773;
+  --held-box: #e3f4e8; --broken-box: #fde2e1; --unsure-box: #fdf0cf; --not-box: #f1f2f4; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --dim: #9aa3af; --paper: #14171a; --line: #343a42;
-  --bar: #f59e0b44; --held: #4ade80; --broken: #f87171; --unproven: #fbbf24; --unknown: #fde047; --not: #9aa3af; } }
+  --bar: #f59e0b44; --held: #6ee7a0; --broken: #fca5a5; --unproven: #fcd34d; --unknown: #fde68a; --not: #9aa3af;
+  --held-box: #16301f; --broken-box: #4c1c1e; --unsure-box: #42350f; --not-box: #22262b; } }
+* { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-  max-width: 62rem; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0 2rem; } th, td { border-bottom: 1px solid var(--line);
-  padding: .35rem .6rem; text-align: left; vertical-align: top; } th { color: var(--dim); font-weight: 500; }
-td.number { color: var(--dim); text-align: right; } td a { text-decoration: none; }
-.held, .caught { color: var(--held); } .broken, .missed { color: var(--broken); } .unproven { color: var(--unproven); }
-.unknown { color: var(--unknown); } .not-run { color: var(--not); } .verdict { font-weight: 600; }
-small, .dim { color: var(--dim); } code { font-size: .85em; overflow-wrap: anywhere; }
-details { border-top: 1px solid var(--line); padding: .6rem 0; } summary { cursor: pointer; }
-svg { width: 100%; height: auto; display: block; margin: .5rem 0; } svg text { fill: var(--dim); font-size: 10px; }
-ul.notes { margin: .3rem 0; padding-left: 1.2rem; color: var(--dim); font-size: .85em; }
+  max-width: 78rem; padding: 0 1rem; }
+h1 { margin-bottom: 0; } h2 { margin: 2.2rem 0 .4rem; font-size: 1.2rem; }
+h3 { margin: 1.4rem 0 .3rem; font-size: 1rem; }
+.scroll { overflow-x: auto; } table { border-collapse: separate; border-spacing: 2px; font-size: .85rem; width: 100%; }
+th { color: var(--dim); font-weight: 500; text-align: left; padding: .1rem .4rem; vertical-align: bottom; }
+th.word { border-bottom: 2px solid var(--line); color: var(--ink); }
+td { padding: .1rem .4rem; vertical-align: top; } td.number { color: var(--dim); text-align: right; }
+td.fault { min-width: 15rem; position: sticky; left: 0; background: var(--paper); }
+td.box { min-width: 5.2rem; padding: 0; } td.box a { display: block; padding: .1rem .4rem; border-radius: 3px;
+  text-decoration: none; line-height: 1.35; } td.box a:hover { outline: 1px solid currentColor; }
+.chip { display: inline-block; border-radius: 3px; padding: .05rem .5rem; margin: .6rem .3rem 0 0; }
+.held, .caught { color: var(--held); background: var(--held-box); }
+.broken, .missed { color: var(--broken); background: var(--broken-box); }
+.unproven { color: var(--unproven); background: var(--unsure-box); }
+.unknown { color: var(--unknown); background: var(--unsure-box); }
+.not-run { color: var(--not); background: var(--not-box); }
+.verdict { font-weight: 600; } small, .dim { color: var(--dim); } td.box small { color: inherit; display: block; }
+code { font-size: .85em; overflow-wrap: anywhere; } details { border-top: 1px solid var(--line); padding: .3rem 0; }
+summary { cursor: pointer; overflow-wrap: anywhere; } summary .verdict { border-radius: 3px; padding: 0 .4rem; }
+.more { padding: .3rem 0 .6rem 1.1rem; } .more:target { outline: 2px solid var(--line); outline-offset: 4px; }
+svg { width: 100%; max-width: 60rem; height: auto; display: block; margin: .5rem 0; }
+svg text { fill: var(--dim); font-size: 10px; }
+@media (max-width: 50rem) { td.fault { min-width: 9rem; } }
+ul.notes { margin: .3rem 0; padding-left: 1.2rem; color: var(--dim); font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
 def as_html(header: dict[str, Any], cells: list[Played]) -> str:
     versions = ", ".join(f"{name} {found}" for name, found in header.get("versions", {}).items())
-    grids = "".join(f"<h2>{html.escape(place)}</h2>{_grid(cells, place)}" for place in _places(cells))
+    count = Counter(cell.verdict for cell in cells)
+    chips = "".join(f'<span class="chip {v}"><b>{count[v]}</b> {v}</span>' for v in VERDICTS if count[v])
+    grids = "".join(
+        f"<h2>{html.escape(sink)} on {html.escape(engine)}</h2>"
+        + _grid([cell for cell in cells if (cell.sink, cell.engine) == (sink, engine)])
+        for sink, engine in dict.fromkeys((cell.sink, cell.engine) for cell in cells)
+    )
+    faults = "".join(
+        f"<h3>{html.escape(FAULTS[fault].title)} <small>{html.escape(fault)}</small></h3>"
+        + "".join(_cell(cell) for cell in cells if cell.fault == fault)
+        for fault in _faults(cells)
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>avow prove</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><h1>Proof</h1>"
-        f"<p><b>{html.escape(summary(cells))}</b><br><small>{html.escape(_when(header))}. {html.escape(versions)}"
-        f"</small></p>{grids}<h2>Cells</h2>{''.join(map(_cell, cells))}</body></html>\n"
+        f"<style>{STYLE}</style></head><body><h1>Proof</h1>{chips}"
+        f"<p><small>{html.escape(_when(header))}. {html.escape(versions)}</small></p>"
+        f"{grids}<h2>Cells</h2>{faults}</body></html>\n"
     )
 
 
-def _grid(cells: list[Played], place: str) -> str:
+def _grid(cells: list[Played]) -> str:
+    """One sink on one engine: a row for each fault, a column for each guarantee and mode."""
+    modes = list(dict.fromkeys(cell.mode for cell in sorted(cells, key=lambda cell: cell.mode)))
     words = [str(word) for word in Guarantee]
+    found = {(cell.fault, cell.guarantee, cell.mode): cell for cell in cells}
+    columns = [
+        (word, mode) for word in words for mode in modes if any((c.guarantee, c.mode) == (word, mode) for c in cells)
+    ]
     rows = []
-    for fault in _faults(cells, place):
-        found = [_find(cells, place, fault, word) for word in words]
+    for fault in _faults(cells):
+        boxes = "".join(_box(found.get((fault, word, mode))) for word, mode in columns)
+        title = html.escape(FAULTS[fault].title)
         rows.append(
-            f'<tr><td class="number">{FAULTS[fault].number or ""}</td><td>{html.escape(FAULTS[fault].title)}</td>'
-            + "".join(f"<td>{_box(cell)}</td>" for cell in found)
-            + "</tr>"
+            f'<tr><td class="number">{FAULTS[fault].number or ""}</td><td class="fault">{title}</td>{boxes}</tr>'
         )
-    head = "".join(f"<th>{word}</th>" for word in words)
-    return f"<table><thead><tr><th></th><th>fault</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    spans = [(word, sum(one == word for one, _ in columns)) for word in words]
+    top = "".join(f'<th class="word" colspan="{span}">{word}</th>' for word, span in spans if span)
+    head = "".join(f"<th>{html.escape(mode)}</th>" for _, mode in columns)
+    return (
+        f'<div class="scroll"><table><thead><tr><th></th><th></th>{top}</tr>'
+        f"<tr><th>#</th><th>fault</th>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _box(cell: Played | None) -> str:
     if cell is None:
-        return ""
-    counts = f"<br><small>{html.escape(cell.counts)}</small>" if cell.counts else ""
-    return f'<a class="verdict {cell.verdict}" href="#{_id(cell)}">{cell.verdict}</a>{counts}'
+        return "<td></td>"
+    counts = f"<small>{html.escape(cell.counts)}</small>" if cell.counts else ""
+    return f'<td class="box"><a class="{cell.verdict}" href="#{_id(cell)}"><b>{cell.verdict}</b>{counts}</a></td>'
 
 
 def _cell(cell: Played) -> str:
+    """The id is inside, so that a link from the grid opens it."""
     fired = "".join(f"<li>fired: {html.escape(proof)}</li>" for proof in cell.end.get("fired", ()) if proof)
     notes = "".join(f"<li>{at:.1f} s: {html.escape(text)}</li>" for at, text in cell.notes)
     return (
-        f'<details id="{_id(cell)}"{" open" if cell.verdict in ("broken", "missed", "unknown") else ""}><summary>'
-        f'<span class="verdict {cell.verdict}">{cell.verdict}</span> {html.escape(cell.name)} '
-        f"<small>{html.escape(cell.end.get('why', ''))}</small></summary>{timeline(cell)}"
-        f'<ul class="notes">{fired}{notes}</ul><p><code>avow prove {html.escape(cell.replay)}</code></p></details>'
+        f"<details{' open' if cell.verdict in ('broken', 'missed', 'unknown') else ''}><summary>"
+        f'<span class="verdict {cell.verdict}">{cell.verdict}</span> {html.escape(f"{cell.guarantee}, {cell.place}")} '
+        f"<small>{html.escape(cell.end.get('why', ''))}</small></summary>"
+        f'<div class="more" id="{_id(cell)}">{timeline(cell)}<ul class="notes">{fired}{notes}</ul>'
+        f"<p><code>avow prove {html.escape(cell.replay)}</code></p></div></details>"
     )
 
 
@@ -193,14 +246,15 @@ def timeline(cell: Played) -> str:
     if len(cell.rows) < 2:
         return ""
     end = max(cell.rows[-1][0], *(until for _, until, _ in cell.bars), 1.0) if cell.bars else cell.rows[-1][0] or 1.0
-    top = max(rows for _, rows in cell.rows) or 1
+    base = min(rows for _, rows in cell.rows)  # not 0 where the pipeline comes from the cell before
+    top = max(*(rows for _, rows in cell.rows), base + 1)
     left, bottom = 50, HEIGHT - 18
 
     def x(at: float) -> float:
         return left + at / end * (WIDTH - left - 8)
 
     def y(rows: int) -> float:
-        return bottom - rows / top * (bottom - 14)
+        return bottom - (rows - base) / (top - base) * (bottom - 14)
 
     bars = "".join(
         f'<rect x="{x(start):.1f}" y="0" width="{max(2, x(until) - x(start)):.1f}" height="{bottom}" '
@@ -214,7 +268,7 @@ def timeline(cell: Played) -> str:
         f'<line x1="{left}" y1="{bottom}" x2="{WIDTH - 8}" y2="{bottom}" stroke="var(--line)"/>'
         f'<polyline points="{points}" fill="none" stroke="var(--held)" stroke-width="1.5"/>'
         f'<text x="{left - 4}" y="{y(top) + 4:.1f}" text-anchor="end">{top:,}</text>'
-        f'<text x="{left - 4}" y="{bottom + 3}" text-anchor="end">0</text>'
+        f'<text x="{left - 4}" y="{bottom + 3}" text-anchor="end">{base:,}</text>'
         f'<text x="{WIDTH - 8}" y="{HEIGHT - 5}" text-anchor="end">{end:.0f} s</text></svg>'
     )
 
@@ -227,8 +281,9 @@ def _places(cells: list[Played]) -> list[str]:
     return list(dict.fromkeys(cell.place for cell in cells))
 
 
-def _faults(cells: list[Played], place: str) -> list[str]:
-    there = {cell.fault for cell in cells if cell.place == place}
+def _faults(cells: list[Played], place: str = "") -> list[str]:
+    """In the table's order; ``place``: of that only."""
+    there = {cell.fault for cell in cells if place in ("", cell.place)}
     return [name for name in FAULTS if name in there]
 
 

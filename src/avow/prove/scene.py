@@ -1,14 +1,17 @@
-"""One cell's pipeline: its file, topic, table, driver and workload. What a fault is handed.
+"""A pipeline that cells are played on: its file, topic, table, drivers and workloads. What a fault is handed.
 
-Owns: making these and asking them how far they are. Must not know: faults or verdicts.
+A pipeline that came out of a cell clean may go on into the next one of its column. Owns: making these parts and asking
+them how far they are. Must not know: faults or verdicts.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,8 @@ from psycopg import sql
 from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
-from avow.prove.cells import Cell
-from avow.prove.check import InTable, InTopic, Stored
+from avow.prove.cells import ENGINES, HERE, Cell
+from avow.prove.check import InTable, InTopic, Sent, Stored
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
@@ -43,24 +46,52 @@ class Scene:
     def __init__(
         self, cell: Cell, form: Form, site: Site, folder: Path, name: str, note: Callable[[str], None]
     ) -> None:
-        self.cell, self.form, self.site, self.folder, self.name = cell, form, site, folder, name
-        self.note = note  # tells the history
+        self.form, self.site, self.folder, self.name = form, site, folder, name
         self.topic = name
         self.table = name.replace("-", "_")  # or the output topic
         self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
         self.temporary.mkdir(parents=True)
-        self.workload: Workload  # once the cell has begun
+        self.spark_folder = folder / "spark"  # what a killed JVM leaves behind goes with the rest
+        self.workloads: list[Workload] = []  # one a cell
         self.drivers: list[Driver] = []
+        self.all_held = True  # so far
+        self.enter(cell, note)
         self._env: dict[str, str] = {}  # the newest driver's
         self._connection: psycopg.Connection | None = None
         self._asking = threading.Lock()
 
+    def enter(self, cell: Cell, note: Callable[[str], None]) -> None:
+        """The next cell begins."""
+        self.cell = cell
+        self.note = note  # tells the history
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether tasks run on executors, which are no children of the driver."""
+        return ENGINES[self.cell.engine].cluster
+
+    @property
+    def workload(self) -> Workload:
+        """This cell's."""
+        return self.workloads[-1]
+
+    def sent(self) -> list[Sent]:
+        """All that was sent to the topic, in this cell and before it."""
+        return [one for workload in self.workloads for one in workload.sent()]
+
     # The pipeline.
 
-    def write_file(self, brokers: str, *, batch: int) -> Path:
-        path = self.folder / ("pipeline.toml" if brokers == self.site.pipeline_brokers else "audit.toml")
-        text = self.form.text(self.cell, self.name, self.table, brokers, batch, quick_java())
-        path.write_text(text, encoding="utf-8")
+    def write_files(self, *, batch: int) -> Path:
+        """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
+        that a fault hurts."""
+        master = {"master": self.site.sparks().url} if self.on_cluster else {}
+        names = (self.name, self.table)
+        self.file.write_text(
+            self.form.text(self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master), encoding="utf-8"
+        )
+        path = self.folder / "audit.toml"
+        here = replace(self.cell, engine=HERE[0])
+        path.write_text(self.form.text(here, *names, self.site.bootstrap, batch, quick_java()), encoding="utf-8")
         return path
 
     @property
@@ -75,6 +106,7 @@ class Scene:
     def start(self, *options: str, env: Mapping[str, str] | None = None) -> Driver:
         log = self.folder / f"run-{len(self.drivers) + 1}.log"
         given = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
+        given["SPARK_LOCAL_DIRS"] = str(self.spark_folder)
         self._env = given
         self.drivers.append(Driver(self.file, log, given, *options))
         self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}")
@@ -85,10 +117,20 @@ class Scene:
         return env.items() <= self._env.items()
 
     def end(self) -> None:
+        """Nothing of it is left on the site, but for the table."""
         for driver in self.drivers:
             driver.end()
+        for workload in self.workloads:
+            workload.give_up()  # one of a cell that could not go on still sends
         if self._connection is not None:
             self._connection.close()
+        # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.
+        with suppress(KafkaException):
+            self.site.drop_topic(self.topic)
+        if self.cell.sink == "kafka":
+            for topic in (self.table, f"{self.name}.dead-letters"):
+                with suppress(KafkaException):
+                    self.site.drop_topic(topic)
 
     @property
     def stored(self) -> Stored:
@@ -109,11 +151,25 @@ class Scene:
         found = self._asked(query)
         return None if found is None else int(found[0][0]) if found else 0
 
+    def table_bytes(self) -> int:
+        found = self._asked(sql.SQL("SELECT pg_total_relation_size(to_regclass({}))").format(sql.Literal(self.table)))
+        return int(found[0][0] or 0) if found else 0
+
     def positions(self) -> dict[int, int]:
         if self.cell.sink == "kafka":
-            return self.site.committed(self.name, self.topic)
+            return {number: offset for number, (offset, _) in self.site.committed(self.name, self.topic).items()}
         query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
         return dict(self._asked(query.format(sql.Literal(self.name))) or [])
+
+    def claiming_run(self) -> int:
+        """The newest run that has claimed anything."""
+        if self.cell.sink == "kafka":
+            return max(
+                (json.loads(said)["run"] for _, said in self.site.committed(self.name, self.topic).values()), default=0
+            )
+        query = sql.SQL("SELECT coalesce(max(run), 0) FROM avow.claims WHERE pipeline = {}")
+        found = self._asked(query.format(sql.Literal(self.name)))
+        return int(found[0][0]) if found else 0
 
     def _asked(self, query: sql.Composed) -> list[tuple[Any, ...]] | None:
         """Nothing if the table is not there yet, None if nobody answers. The connection is kept: a new one each time

@@ -1,4 +1,5 @@
-"""Where cells are played: a local cluster of their own, with proxies in front of the brokers and of PostgreSQL.
+"""Where cells are played: a local cluster of their own, with proxies in front of the brokers and of PostgreSQL; and a
+Spark cluster, if one is asked for.
 
 The pipeline gets to everything through proxies, and so do the brokers to each other. The workload, the checks and the
 audit do not: what they see must not depend on the fault. Owns: the cluster's folder and the proxies. Must not know:
@@ -17,10 +18,13 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaExcepti
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from avow.errors import SourceError
 from avow.kafka import metadata
 from avow.local.broker import Broker, Doors
 from avow.local.cluster import Cluster, PortPicker
+from avow.local.part import Part
 from avow.local.postgres import Postgres
+from avow.local.standalone import Standalone
 from avow.prove.proxy import Proxy
 
 BROKERS = 3
@@ -31,6 +35,8 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.cluster = Cluster(folder)
+        self._folder = folder
+        self._sparks: Standalone | None = None
         self.clients: dict[int, Proxy] = {}  # broker number -> the proxy between it and the pipeline
         self.peers: dict[int, Proxy] = {}  # broker number -> the proxy between it and the other brokers
         self._database: Proxy | None = None
@@ -54,6 +60,8 @@ class Site:
         for proxy in self.proxies():
             proxy.heal()
         try:
+            if self._sparks is not None:
+                self._sparks.down()
             if self.cluster.exists:
                 for part in self.cluster.parts():
                     part.resume()
@@ -64,6 +72,17 @@ class Site:
 
     def proxies(self) -> Iterator[Proxy]:
         yield from (*self.clients.values(), *self.peers.values(), *([self._database] if self._database else []))
+
+    def sparks(self) -> Standalone:
+        """A Spark cluster of one master and two workers, started when it is first asked for."""
+        if self._sparks is None:
+            self._sparks = Standalone(self._folder / "spark", workers=2, cores=2, memory="2g")
+            self._sparks.up()
+        return self._sparks
+
+    def parts(self) -> list[Part]:
+        """Every process of it."""
+        return [*self.cluster.parts(), *(self._sparks.parts if self._sparks else [])]
 
     @property
     def database(self) -> Proxy:
@@ -102,9 +121,11 @@ class Site:
         """Everything up and reachable again, whatever a fault left behind."""
         for proxy in self.proxies():
             proxy.heal()
-        for part in self.cluster.parts():
+        for part in self.parts():
             part.resume()
         self.cluster.up()
+        if self._sparks is not None:
+            self._sparks.up()
 
     def admin(self) -> AdminClient:
         return metadata.admin(self.bootstrap)
@@ -113,6 +134,16 @@ class Site:
         topic = NewTopic(name, partitions, config={key.replace("_", "."): value for key, value in config.items()})
         client = self.admin()  # kept: what it was asked for ends with it
         client.create_topics([topic], operation_timeout=30)[name].result()
+
+    def drop_topic(self, name: str) -> None:
+        client = self.admin()
+        client.delete_topics([name], operation_timeout=10, request_timeout=10)[name].result()
+
+    def whole(self) -> bool:
+        """Whether every replica is in sync: a fault on top of another could leave none that is."""
+        with suppress(SourceError):
+            return not any(partition.under_replicated for partition in metadata.view(self.admin()).partitions)
+        return False
 
     def partitions(self, topic: str) -> tuple[metadata.Partition, ...]:
         return tuple(p for p in metadata.view(self.admin()).partitions if p.topic == topic)
@@ -129,13 +160,17 @@ class Site:
             numbers = sorted(reader.list_topics(topic, timeout=10).topics[topic].partitions)
             return {n: reader.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1] for n in numbers}
 
-    def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The group's positions; none while nobody answers."""
+    def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
+        """The group's positions with their metadata; none while nobody answers."""
         client = self.admin()
         with suppress(KafkaException, TimeoutError):
             asked = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=10)
             found = asked[group].result(10).topic_partitions or []
-            return {one.partition: one.offset for one in found if one.topic == topic and one.offset >= 0}
+            return {
+                one.partition: (one.offset, one.metadata or "{}")
+                for one in found
+                if one.topic == topic and one.offset >= 0
+            }
         return {}
 
     def comes_from(self, number: int) -> Callable[[int], bool]:

@@ -62,6 +62,10 @@ class Workload:
     def start(self) -> None:
         self._thread.start()
 
+    def give_up(self) -> None:
+        """End soon; nobody will ask what was sent."""
+        self._ending.set()
+
     def stop(self) -> None:
         """End once all that was asked for is sent, and every answer is in or given up."""
         self._ending.set()
@@ -73,8 +77,17 @@ class Workload:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def next(self) -> int:
+        """The number that another workload may begin with: of a fresh key, for a key belongs to one partition."""
+        return -(-self._next // PER_KEY) * PER_KEY
+
     def sent(self) -> list[Sent]:
         return list(self._sent.values())
+
+    @property
+    def transactional_id(self) -> str:
+        return f"prove-{self._topic}"
 
     def burst(self, count: int) -> None:
         """So many at once: by the steady producer, so that numbers rise within a partition, or after its end."""
@@ -149,7 +162,7 @@ class Workload:
         round_ = 0
         settings = {
             **self._settings,
-            "transactional.id": f"prove-{self._topic}",
+            "transactional.id": self.transactional_id,
             "transaction.timeout.ms": 60_000,
             "message.timeout.ms": 30_000,  # no longer than the transaction's, or librdkafka refuses
         }

@@ -1,27 +1,25 @@
 """Faults that concern a sink of Kafka transactions: their coordinator, their acknowledgements, their time-out.
 
-Owns: how this harm is done. Must not know: verdicts. Neighbours: ``faults`` (the base, and the table of what is built).
+Owns: how this harm is done. Must not know: verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from signal import SIGCONT
-from types import MappingProxyType
 
 from avow.engines import failpoints
-from avow.prove import faults
 from avow.prove.driver import signal
-from avow.prove.faults import WAIT_S, Fault, _BrokersKilled, _Network
+from avow.prove.faults.base import WAIT_S, Fault
+from avow.prove.faults.brokers import BrokersKilled, coordinating_partition
+from avow.prove.faults.network import NetworkFault
 from avow.prove.proxy import LostReply
-from avow.prove.scene import Scene
 
 # The header that every record to the output carries. Requests of these pipelines are not compressed.
 IN_REQUEST = b"avow-origin"
 
 
-class ProduceReplyLost(_Network):
+class ProduceReplyLost(NetworkFault):
     """A broker takes records, and its answer never arrives: the producer cannot know."""
 
     def harm(self) -> None:
@@ -62,8 +60,8 @@ class TransactionTimesOut(Fault):
         return f"a worker of pid {self._driver.pid} stood still in mid-write for {self.hold_s:g} s"
 
 
-class CoordinatorKilled(_BrokersKilled):
-    """The broker that coordinates the transactions of one input partition."""
+class SinkCoordinatorKilled(BrokersKilled):
+    """The broker that coordinates the sink's transactions of one input partition."""
 
     def chosen(self) -> list[int]:
         partition = self.chance.choice(self.site.partitions(self.scene.topic)).partition
@@ -71,29 +69,10 @@ class CoordinatorKilled(_BrokersKilled):
         return [self._coordinator()]
 
     def _coordinator(self) -> int:
-        """As Kafka chooses it: the leader of the partition of its own topic to which the id's hash belongs."""
         states = self.site.partitions("__transaction_state")
-        number = (java_hash(self._id) & 0x7FFFFFFF) % len(states)
+        number = coordinating_partition(self._id, len(states))
         return next(one.leader for one in states if one.partition == number)
 
     def aftermath(self) -> str:
         now = self._coordinator()
         return f"broker-{now} coordinates {self._id}" if now not in (-1, *self._numbers) else ""
-
-
-def java_hash(text: str) -> int:
-    """Java's String.hashCode, unsigned."""
-    value = 0
-    for character in text:
-        value = (31 * value + ord(character)) & 0xFFFFFFFF
-    return value
-
-
-BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
-    {
-        **faults.BUILT,
-        "produce-reply-lost": ProduceReplyLost,
-        "transaction-times-out": TransactionTimesOut,
-        "coordinator-killed": CoordinatorKilled,
-    }
-)

@@ -1,0 +1,68 @@
+"""PostgreSQL: ended, cut off, or answering without being heard."""
+
+from __future__ import annotations
+
+from signal import SIGQUIT
+
+import psutil
+
+from avow.prove.faults.base import Fault
+from avow.prove.faults.network import NetworkFault
+from avow.prove.proxy import LostReply, Proxy
+
+
+class PostgresKilled(Fault):
+    def inject(self) -> None:
+        self._pid = self.site.postgres.pid
+        self.end()
+        self._gone = bool(self._pid) and not psutil.pid_exists(self._pid or 0)
+
+    def end(self) -> None:
+        self.site.postgres.kill()
+
+    def heal(self) -> None:
+        self.site.cluster.start("postgres")
+
+    def fired(self) -> str:
+        return f"PostgreSQL, pid {self._pid}, was gone" if self._gone else ""
+
+
+class PostgresImmediate(PostgresKilled):
+    """Its own "immediate" shutdown: no checkpoint, every session ended at once."""
+
+    def end(self) -> None:
+        process = self.site.postgres.process()
+        if process:
+            process.send_signal(SIGQUIT)
+            self.scene.until(lambda: self.site.postgres.process() is None, 30)
+
+
+class PostgresCut(NetworkFault):
+    def proxies(self) -> list[Proxy]:
+        return [self.site.database]
+
+    def harm(self) -> None:
+        self.site.database.cut()
+
+    def fired(self) -> str:
+        cut = self.did("cut")
+        return f"{cut} connections to PostgreSQL cut, {self.did('refused')} new ones refused" if cut else ""
+
+
+class CommitReplyLost(NetworkFault):
+    """PostgreSQL commits rows, and its answer never arrives: the task cannot know."""
+
+    def proxies(self) -> list[Proxy]:
+        return [self.site.database]
+
+    def harm(self) -> None:
+        self.site.database.lose_replies(LostReply(b"COMMIT", b"COPY", b"COMMIT", times=2))
+
+    def hold(self) -> None:
+        before = self._before.lost_replies
+        self.scene.until(lambda: self.site.database.counts.lost_replies > before, 30)
+        super().hold()
+
+    def fired(self) -> str:
+        lost = self.did("lost_replies")
+        return f"PostgreSQL answered COMMIT {lost} times, and the task never heard it" if lost else ""

@@ -1,0 +1,169 @@
+"""Full disks: a small tmpfs, filled to the last byte."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from avow.local.cluster import disk_use
+from avow.prove.faults.base import WAIT_S, CannotRun, Fault
+
+SIZE_MB = 24
+FULL = "No space left on device"
+
+
+class _SmallDisk(Fault):
+    """A small tmpfs, filled to the last byte while the fault holds."""
+
+    def mount(self, folder: Path, owner: str | None = None, size_mb: int = SIZE_MB) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        options = f"size={size_mb}m"
+        if owner and os.geteuid() == 0:
+            options += f",uid={pwd.getpwnam(owner).pw_uid},mode=0700"
+        command = ["mount", "-t", "tmpfs", "-o", options, "avow-prove", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CannotRun(f"no small disk can be made here: {error}") from error
+        if done.returncode:
+            raise CannotRun(f"no small disk can be made here: {done.stderr.strip()}")
+        self._disk: Path | None = folder
+
+    def fill(self, folder: Path) -> None:
+        self._ballast = folder / "ballast"
+        with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
+            while file.write(b"\0" * 4096):
+                pass
+
+    def heal(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+    def unmount(self) -> None:
+        if getattr(self, "_disk", None):
+            subprocess.run(["umount", "-l", str(self._disk)], capture_output=True, check=False)
+            self._disk = None
+
+
+class DiskFullDatabase(_SmallDisk):
+    """The table moves to a small disk, which is then full: COPY fails until there is room again."""
+
+    def prepare(self) -> None:
+        self._space = f"small_{self.chance.randrange(10**9)}"
+        self._folder = self.site.postgres.folder / self._space
+        self.mount(self._folder, "nobody", SIZE_MB + 2 * self.scene.table_bytes() // 2**20)
+
+    def inject(self) -> None:
+        self._log_size = self.site.postgres.log.stat().st_size
+        data = self._folder / "data"
+        data.mkdir()
+        owner = self.site.postgres.identity()
+        if owner:
+            os.chown(data, owner["user"], owner["group"])
+        self.scene.execute(f"CREATE TABLESPACE {self._space} LOCATION '{data}'")
+        self.scene.execute(f'ALTER TABLE "{self.scene.table}" SET TABLESPACE {self._space}')
+        self.fill(self._folder)
+
+    def hold(self) -> None:
+        self.scene.until(lambda: bool(self.fired()), 30)
+        super().hold()
+
+    def fired(self) -> str:
+        with self.site.postgres.log.open("rb") as file:
+            file.seek(self._log_size)
+            count = file.read().count(FULL.encode())
+        return f'PostgreSQL said "{FULL}" {count} times' if count else ""
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self.scene.execute(f'ALTER TABLE "{self.scene.table}" SET TABLESPACE pg_default')
+            self.scene.execute(f"DROP TABLESPACE {self._space}")
+        self.unmount()
+
+
+class DiskFullBroker(_SmallDisk):
+    """A broker's whole data is on a small disk. Kafka cannot go on without its only folder: the broker ends itself, and
+    is started again when there is room. The disk is made before the load begins, and taken away after the verdict."""
+
+    def prepare(self) -> None:
+        self._number = self.chance.choice([broker.number for broker in self.site.cluster.brokers()])
+        data, aside = self._stopped()
+        data.rename(aside)
+        try:
+            self.mount(data, size_mb=SIZE_MB + 2 * disk_use(aside) // 2**20)
+            _copy(aside, data)
+            shutil.rmtree(aside)
+        except CannotRun:
+            data.rmdir()
+            aside.rename(data)
+            raise
+        finally:
+            self._started()
+
+    def _stopped(self) -> tuple[Path, Path]:
+        """The broker's data, and where it is put meanwhile."""
+        broker = self.site.broker(self._number)
+        broker.stop()
+        return broker.data, broker.folder / "data.aside"
+
+    def _started(self) -> None:
+        self.site.cluster.up()
+        self.scene.until(self.site.whole, WAIT_S)
+
+    def inject(self) -> None:
+        broker = self.site.broker(self._number)
+        self._log_size = broker.log.stat().st_size
+        self.fill(broker.data)
+
+    def hold(self) -> None:
+        """Until Kafka has noticed: it writes rarely where nobody reads or writes."""
+        self.scene.until(lambda: bool(self.fired()), WAIT_S)
+        super().hold()
+
+    def heal(self) -> None:
+        super().heal()
+        self.site.broker(self._number).kill()  # it may hang half dead
+        self._started()
+
+    def fired(self) -> str:
+        broker = self.site.broker(self._number)
+        with broker.log.open("rb") as file:
+            file.seek(self._log_size)
+            count = file.read().count(FULL.encode())
+        return f'broker-{self._number} said "{FULL}" {count} times' if count else ""
+
+    def close(self) -> None:
+        if getattr(self, "_disk", None):
+            data, aside = self._stopped()
+            _copy(data, aside)
+            self.unmount()
+            data.rmdir()
+            aside.rename(data)
+            self._started()
+
+
+def _copy(one: Path, other: Path) -> None:
+    """Holes stay holes: Kafka's indexes are mostly that."""
+    subprocess.run(["cp", "-a", "--sparse=always", f"{one}/.", str(other)], check=True)
+
+
+class DiskFullCheckpoint(_SmallDisk):
+    def prepare(self) -> None:
+        self.mount(self.scene.temporary)
+
+    def inject(self) -> None:
+        self._driver = self.scene.driver
+        self.fill(self.scene.temporary)
+
+    def hold(self) -> None:
+        self.scene.until(lambda: bool(self.fired()) or not self._driver.alive, 30)
+        super().hold()
+
+    def fired(self) -> str:
+        return f'the run said "{FULL}"' if self._driver.says(FULL) else ""
+
+    def close(self) -> None:
+        self.unmount()

@@ -1,0 +1,163 @@
+"""The driver and the processes that it started: killed at a named point or at random, doubled, made a zombie."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL
+from typing import ClassVar
+
+import psutil
+
+from avow.engines import failpoints
+from avow.guarantee import Guarantee
+from avow.prove.driver import await_gone
+from avow.prove.faults.base import WAIT_S, Fault
+from avow.prove.faults.sparks import killed_executors
+
+
+class KilledAt(Fault):
+    """kill -9 of the run by itself, at a named point between its acts; on a cluster, of the executor that was there."""
+
+    act: ClassVar[str]
+
+    @property
+    def point(self) -> str:
+        if self.act == "mid-write":
+            return self.act
+        # In one atomic act there is no point between the two: the nearest is right after its COMMIT.
+        return "after-claim-write" if self.scene.cell.guarantee is Guarantee.EXACTLY_ONCE else f"after-{self.act}"
+
+    def prepare(self) -> None:
+        folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
+        folder.mkdir()
+        self._mark = folder / f"fired-{self.point}"
+        who = "executor" if self.scene.on_cluster else "run"
+        self.env = {failpoints.VARIABLE: f"{self.point}:1:{who}:{folder}"}
+        self._killed_before = killed_executors(self.site.sparks()) if self.scene.on_cluster else 0
+
+    def inject(self) -> None:
+        self._driver = self.scene.driver
+        if not self.scene.driver_has(self.env):  # the driver that runs is not armed
+            self._driver.stop()
+            self._driver = self.scene.start(env=self.env)
+        self.scene.until(lambda: bool(self.fired()), WAIT_S)
+
+    def fired(self) -> str:
+        if not self._mark.exists():
+            return ""
+        if self.scene.on_cluster:
+            killed = killed_executors(self.site.sparks()) - self._killed_before
+            return f"an executor died of SIGKILL at {self.point}, its worker says" if killed else ""
+        return f"pid {self._driver.pid} died of SIGKILL at {self.point}" if self._driver.code == -SIGKILL else ""
+
+
+class KilledAfterClaim(KilledAt):
+    act = "claim"
+
+
+class KilledAfterWrite(KilledAt):
+    act = "write"
+
+
+class KilledInMidWrite(KilledAt):
+    act = "mid-write"
+
+
+class KilledAtRandom(Fault):
+    """The driver with all it started, or the Python driver alone: then its JVM and tasks live on for a moment."""
+
+    def inject(self) -> None:
+        self._driver = self.scene.driver
+        self._alone = self.chance.random() < 0.5
+        if self._alone:
+            self._driver.kill_alone()
+        else:
+            self._driver.kill()
+
+    def hold(self) -> None:
+        """None: the sooner the next driver starts, the more of the last may still be alive."""
+
+    def fired(self) -> str:
+        if self._driver.code != -SIGKILL:
+            return ""
+        return f"driver {self._driver.pid} {'alone' if self._alone else 'and all it started'} died of SIGKILL"
+
+
+class Zombie(Fault):
+    """The driver and all it started stand still, a second driver takes over, then the first wakes up. On a cluster its
+    executors do not stand still: they are zombies at work."""
+
+    def inject(self) -> None:
+        self._first = self.scene.driver
+        self._was_paused = self._first.pause()
+        before = self.scene.claiming_run()
+        second = self.scene.start()
+        # Not any claim: on a cluster, tasks of the first go on while their driver stands still.
+        self.scene.until(lambda: self.scene.claiming_run() > before or not second.alive, WAIT_S)
+        self._moved = self.scene.claiming_run() > before
+
+    def heal(self) -> None:
+        self._first.resume()
+        self._first.wait(60)
+
+    def fired(self) -> str:
+        if not (self._was_paused and self._moved):
+            return ""
+        return f"pid {self._first.pid} stood still while another claimed; woken, it ended with {self._first.code}"
+
+
+class TwoDrivers(Fault):
+    def inject(self) -> None:
+        self._first = self.scene.driver
+        alive = self._first.alive
+        second = self.scene.start()
+        self._both = alive and self._first.alive and second.alive
+        self._moved = self.scene.until_claimed_more(self.scene.claimed())
+
+    def heal(self) -> None:
+        self._first.wait(60)
+
+    def fired(self) -> str:
+        if not self._both:
+            return ""
+        return f"two drivers were alive at once; the first ended with {self._first.code}"
+
+
+class _ProcessKilled(Fault):
+    """kill -9 of one process that the driver started."""
+
+    what: ClassVar[str]
+    _killed: int | None = None  # the pid, once it is gone
+
+    @abstractmethod
+    def victims(self) -> list[psutil.Process]:
+        """Whom it hits."""
+
+    def inject(self) -> None:
+        self.scene.until(lambda: bool(self.victims()) or not self.scene.driver.alive, WAIT_S)
+        found = self.victims()
+        if found:
+            victim = self.chance.choice(sorted(found, key=lambda one: one.pid))
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(SIGKILL)
+                self._killed = victim.pid if await_gone(victim) else None
+
+    def fired(self) -> str:
+        return f"pid {self._killed} of the driver's {self.what} died of SIGKILL" if self._killed else ""
+
+
+class WorkerKilled(_ProcessKilled):
+    what = "Python workers"
+
+    def victims(self) -> list[psutil.Process]:
+        return self.scene.driver.workers()
+
+
+class JvmKilled(_ProcessKilled):
+    what = "processes, the JVM,"
+
+    def victims(self) -> list[psutil.Process]:
+        jvm = self.scene.driver.jvm()
+        return [jvm] if jvm else []
