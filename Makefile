@@ -36,8 +36,9 @@ docs: setup ## Rewrite the generated parts of docs/ from the code's own tables
 demo: setup ## A pipeline killed again and again, then audited: make demo GUARANTEE=at-least-once
 	$(BIN)/avow demo $(if $(GUARANTEE),--guarantee $(GUARANTEE))
 
-bench: setup ## avow against Spark's JDBC writer and a plain consumer, side by side: make bench N=2000000
+bench: setup ## avow against Spark's JDBC writer, a plain consumer and Spark's Kafka sink: make bench N=2000000
 	$(BIN)/python -m bench.postgres $(if $(N),--records $(N))
+	$(BIN)/python -m bench.kafka $(if $(N),--records $(N))
 
 up: setup ## Start the local cluster: three Kafka nodes and PostgreSQL
 	$(BIN)/avow up

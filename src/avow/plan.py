@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, Pipeline, Problem, load
+from avow.settings import REST_COLUMN, Kafka, Pipeline, Problem, load
 from avow.sinks import SINKS, SinkKind
 
 
@@ -62,6 +62,13 @@ def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterat
     elif pipeline.guarantee not in offered:
         words = ", ".join(word for word in Guarantee if word in offered)
         yield Problem(("guarantee",), f"{sink.title} cannot keep it with {mode}", f"with {mode}: {words}")
+    elif pipeline.elsewhere and pipeline.guarantee.atomic:
+        yield Problem(
+            ("guarantee",),
+            "a Kafka transaction ends at its cluster, and the output (sink.brokers) is on another than the positions "
+            "(source.brokers)",
+            "at-most-once or at-least-once; or output topics on the source's cluster, without sink.brokers",
+        )
 
 
 def plan(pipeline: Pipeline) -> Plan:
@@ -205,7 +212,7 @@ def _order(guarantee: Guarantee) -> str:
 def _dead_letters(pipeline: Pipeline) -> Hop:
     return Hop(
         "dead letters",
-        "Keep each record that cannot be taken in avow.dead_letters, with its bytes, headers and the reason.",
+        f"Keep each record that cannot be taken in {_graveyard(pipeline)}, with its bytes, headers and the reason.",
         promises=(
             "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
             "read = written + dead + skipped, per partition and in total.",
@@ -215,7 +222,21 @@ def _dead_letters(pipeline: Pipeline) -> Hop:
     )
 
 
+def _graveyard(pipeline: Pipeline) -> str:
+    return f"topic {pipeline.dead_letter_topic}" if isinstance(pipeline.sink, Kafka) else "avow.dead_letters"
+
+
 def _positions(pipeline: Pipeline) -> Hop:
+    if SINKS[pipeline.sink.kind].ledger_in_group:
+        return Hop(
+            "positions",
+            f"Keep each position as the committed offset of the Kafka group {pipeline.shown('name')}, the ledger.",
+            promises=(
+                "Every claim is a transaction under an id of its partition: a zombie's late claim is refused.",
+                "An offset that somebody else committed there stops the run; so does a consumer that has joined.",
+            ),
+            assumes=("The group is reserved for this pipeline.",),
+        )
     return Hop(
         "positions",
         f"Tell the Kafka group {pipeline.shown('name')} each position after its claim, for lag tools.",
@@ -230,7 +251,8 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
     if guarantee is Guarantee.AT_MOST_ONCE:
         yield "at-most-once: records can be lost after a crash."
     if guarantee is Guarantee.AT_LEAST_ONCE and mode == "append":
-        yield "at-least-once with append: duplicates are possible after a crash. dedupe or upsert would absorb them."
+        absorb = " dedupe or upsert would absorb them." if len(SINKS[pipeline.sink.kind].offers) > 1 else ""
+        yield f"at-least-once with append: duplicates are possible after a crash.{absorb}"
     if mode == "upsert" and guarantee is not Guarantee.EXACTLY_ONCE:
         yield "upsert: a deleted row leaves no offset behind, so a late replay can bring it back. exactly-once cannot."
     if mode != "append":
@@ -245,10 +267,21 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
         yield f"dead_letters.max_share is not declared: {pipeline.dead_letters.max_share:.0%} is assumed."
     if pipeline.dead_letters.max_share == 1:
         yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
+    if isinstance(pipeline.sink, Kafka):
+        yield from _topic_warnings(pipeline, pipeline.sink)
+        return
     yield (
         "Database connections: one for the driver and one for each Python worker of Spark. That is as many as tasks "
         "run at once (spark.master, executor cores), with a transform by SQL at most twice as many."
     )
+
+
+def _topic_warnings(pipeline: Pipeline, sink: Kafka) -> Iterator[str]:
+    yield f"The group {pipeline.shown('name')} is reserved: it holds the positions, and no consumer may use it."
+    if pipeline.elsewhere:
+        yield "The output is on another cluster: rows and positions cannot be in one act."
+    if not sink.origin:
+        yield "sink.origin = false: an audit can count and compare, and not tell which record a row came from."
 
 
 _WINNER = {"dedupe": "the first to arrive wins", "upsert": "the last to arrive wins"}

@@ -99,9 +99,10 @@ class _Audit:
         job = self._job(state)
         self._compare(job, state)
         self._tell_phantoms_apart(state)
+        state.findings += self._reading.order_findings()
         partitions = tuple(self._audited(where, state) for where in state.examined)
         state.findings += self._miscounts(job, partitions, state)
-        notes = _notes(partitions, state)
+        notes = [*_notes(partitions, state), *self._reading.notes()]
         return summed_up(pipeline, partitions, state.findings, notes, state.shared.count, time.monotonic() - started)
 
     def _examined(self, known: dict[TopicPartition, Known]) -> _State:
@@ -149,7 +150,7 @@ class _Audit:
             work=Work(pipeline, -os.getpid(), 0, ranges),
             snapshot=self._reading.snapshot,
             scopes=scopes,
-            columns=(*columns, *pipeline.sink.lineage),
+            columns=self._reading.columns(columns),
             json_columns=self._reading.json_columns(fields),
             key_types=_key_types(pipeline, {one.name: arrow_type(one.type) for one in fields}),
         )

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     CORRUPTED = "corrupted"  # a row that is not what its record gives
     COERCED = "coerced"  # the same, and all of the difference is a value nulled, rounded or cut
     DOUBLE_COUNTED = "double-counted"  # both in the table and among the dead letters
+    REORDERED = "reordered"  # behind a later record of its partition, in a sink that keeps order
 
     SKIPPED_RANGE = "skipped-range"  # offsets between two claims that no claim covers
     OVERLAPPING_RANGE = "overlapping-range"  # offsets that two claims cover

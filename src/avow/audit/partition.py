@@ -84,7 +84,7 @@ def compare_partition(
         else:
             comparison.unchecked(reading.rows_below(where, start))
         there = table.Ordered(reading.rows(where, job.columns, start), pipeline.sink.lineage[2])
-        walk = _Walk(job, scope, comparison, letters)
+        walk = _Walk(job, scope, comparison, letters, reading)
         yield from walk.below(there.take(scope.start))
         for part in _parts(prepared, job, scope):
             yield from walk.window(part, there.take(part.until))
@@ -95,7 +95,10 @@ def compare_partition(
 class _Walk:
     """Walks along both sides, and gives the keys that it sees."""
 
-    def __init__(self, job: Job, scope: Scope, comparison: Comparison, letters: Offsets) -> None:
+    def __init__(
+        self, job: Job, scope: Scope, comparison: Comparison, letters: Offsets, reading: table.Reading
+    ) -> None:
+        self._reading = reading
         self._job = job
         self._scope = scope
         self._comparison = comparison
@@ -111,7 +114,7 @@ class _Walk:
 
     def window(self, part: _Part, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         letters = self._letters_until(part.until)
-        due, there = part.rows, _one([*rows])
+        due, there = None if part.rows is None else self._reading.stored(part.rows), _one([*rows])
         if due is None and there is not None:
             due = there.slice(0, 0)
         if due is None:

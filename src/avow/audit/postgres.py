@@ -13,7 +13,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from avow.audit.findings import Offsets
+from avow.audit.findings import Finding, Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
@@ -110,6 +110,18 @@ class PostgresReading(Session):
         )
         with as_sink_error("cannot read the sink"), self.reader(query) as reader:
             yield from reader
+
+    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
+        return (*payload, *self._sink.lineage)
+
+    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
+        return due
+
+    def order_findings(self) -> Iterator[Finding]:
+        return iter(())  # a table has no order
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
         return frozenset(

@@ -142,6 +142,7 @@ _ADVICE = {
     f"were written: the audit decodes as the file says today. {_AGAIN}",
     Kind.COERCED: "Compare the column's type in the table with decode.schema: values have lost something on the way.",
     Kind.DOUBLE_COUNTED: "Remove the row or the dead letter: `avow dead-letters show` has the record and the reason.",
+    Kind.REORDERED: "Ask who else writes to the output topic: avow writes each partition's records in their order.",
     Kind.SKIPPED_RANGE: _CLAIMS,
     Kind.OVERLAPPING_RANGE: _CLAIMS,
     Kind.LEDGER_AHEAD: "The position was moved by hand. Set it back to where the range begins, and run.",

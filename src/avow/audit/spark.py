@@ -34,14 +34,22 @@ from avow.audit.partition import Job, compare_partition
 from avow.engines import sql
 from avow.engines.task import Prepared, Reading, Work, decoded
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import headers_from_text
 from avow.ledger import OffsetRange
 from avow.settings import Pipeline, revealed
 
 TIME = pa.timestamp("us", "UTC")
 SHARED_SHOWN = 5
 
-# Headers are not part of any row, and over a nested column Spark 4.1 recounts its whole batch for every row it adds.
-_RECORDS = ("topic", "partition", "offset", "timestamp", "key", "value", "CAST(NULL AS STRING) AS headers")
+# Unless the sink wants them, headers are not part of any row. They go as JSON text: over a nested column Spark 4.1
+# recounts its whole batch for every row it adds.
+_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
+_WITHOUT_HEADERS = (*_RECORD, "CAST(NULL AS STRING) AS headers")
+_WITH_HEADERS = (
+    *_RECORD,
+    "CASE WHEN size(headers) > 0 THEN to_json(transform(headers, h -> struct(h.key AS k, base64(h.value) AS v))) END"
+    " AS headers",
+)
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
@@ -93,8 +101,9 @@ class Comparing(AbstractContextManager["Comparing"]):
 
     def _compared(self) -> DataFrame:
         job = self._job
-        reader = records(self._session(), job.work.pipeline, job.work.ranges)
-        frame = reader.option("kafka.isolation.level", "read_committed").load().selectExpr(*_RECORDS)
+        reader = records(self._session(), job.work.pipeline, job.work.ranges).option("includeHeaders", "true")
+        frame = reader.option("kafka.isolation.level", "read_committed").load()
+        frame = frame.selectExpr(*(_WITH_HEADERS if "headers" in job.work.pipeline.carried else _WITHOUT_HEADERS))
         schema = from_arrow_schema(_schema(job))
         if job.work.pipeline.by_sql:
             rows = sql.decode_frame(frame, job.work, _begin)
@@ -168,7 +177,13 @@ def _begin(batches: Iterator[pa.RecordBatch], _: Work) -> tuple[TopicPartition, 
     if first is None:
         return None
     where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
-    return where, lambda _: itertools.chain([first], filled)
+    return where, lambda _: map(_with_headers, itertools.chain([first], filled))
+
+
+def _with_headers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As a run's own reader gives it."""
+    at = batch.schema.get_field_index("headers")
+    return batch.set_column(at, "headers", headers_from_text(batch.column(at)))
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:

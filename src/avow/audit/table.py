@@ -15,11 +15,11 @@ from typing import Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from avow.audit.findings import Offsets
+from avow.audit.findings import Finding, Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Pipeline, Postgres
+from avow.settings import Kafka, Pipeline, Postgres
 
 
 class Reading(Protocol):
@@ -48,6 +48,18 @@ class Reading(Protocol):
     def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
         """The rows of a partition from an offset on, ascending by offset, never all at once."""
 
+    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
+        """The columns of rows as they are compared. ``payload`` are those that the pipeline makes."""
+
+    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows that the pipeline makes, as the sink should have them."""
+
+    def order_findings(self) -> Iterator[Finding]:
+        """Where rows do not stand in their order, for sinks that keep one."""
+
+    def notes(self) -> Iterator[str]:
+        """What is not wrong, and a reader should know."""
+
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
         """The columns that the sink keeps as JSON: compared by what they say, not by how it is spelled."""
 
@@ -59,6 +71,10 @@ def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:
             from avow.audit.postgres import PostgresReading
 
             return PostgresReading(pipeline, snapshot)
+        case Kafka():
+            from avow.audit.kafka import KafkaReading
+
+            return KafkaReading(pipeline, snapshot)
         case _:
             raise NotImplementedError(pipeline.sink.kind)
 

@@ -29,6 +29,11 @@ COMMANDS = {
         "prove": ("prove", "Inject real faults into real processes, and see whether the promise holds."),
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
     },
+    "Look at Kafka": {
+        "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),
+        "groups": ("kafka", "List or describe consumer groups: members, positions, lag."),
+        "lag": ("kafka", "How far groups are behind, in records and in seconds."),
+    },
 }
 MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
 

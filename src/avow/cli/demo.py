@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import click
 import psutil
 import psycopg
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
@@ -46,13 +47,15 @@ format = "json"
 schema = "id long not null, account string not null, amount double, at timestamp, note string"
 
 [sink]
-kind  = "postgres"
-url   = "${{env:DATABASE_URL}}"
-table = "payments"
+{sink}
 
 [batch]
 max_records = {batch}
 """
+SINKS = {
+    "postgres": 'kind  = "postgres"\nurl   = "${env:DATABASE_URL}"\ntable = "payments"',
+    "kafka": 'kind  = "kafka"\ntopic = "payments-clean"',
+}
 
 # The step after which the first kill falls: between the two acts, where the weaker words show what they permit.
 BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "after-write"}
@@ -66,13 +69,14 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
     show_default=True,
     help="at-most-once and at-least-once show what they permit really happening.",
 )
+@click.option("--sink", type=click.Choice(list(SINKS)), default="postgres", show_default=True, help="Where to.")
 @click.option("--records", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many payments.")
 @click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, to look around.")
-def demo(guarantee: str, records: int, keep: bool) -> None:
+def demo(guarantee: str, sink: str, records: int, keep: bool) -> None:
     """About a minute and a half: a pipeline is killed three times with kill -9, a broker once, and nothing is lost.
 
-    Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into PostgreSQL while
-    killing things, and audits every offset. Nothing is needed but this command.
+    Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into PostgreSQL or
+    another topic while killing things, and audits every offset. Nothing is needed but this command.
     """
     show = Show(time.monotonic())
     cluster = Cluster(FOLDER)
@@ -84,7 +88,7 @@ def demo(guarantee: str, records: int, keep: bool) -> None:
     # A polite kill must still take the cluster down.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        code = _play(Stage(cluster, Guarantee(guarantee), records, show))
+        code = _play(Stage(cluster, Guarantee(guarantee), sink, records, show))
         show.next(cluster if keep else None)
     finally:
         if not keep and cluster.exists:
@@ -133,6 +137,7 @@ class Show:
 class Stage:
     cluster: Cluster
     guarantee: Guarantee
+    sink: str
     records: int
     show: Show
 
@@ -148,7 +153,9 @@ class Stage:
         return {**os.environ, "DATABASE_URL": self.cluster.postgres_url or "", "TMPDIR": str(temporary)}
 
     def rows(self) -> int:
-        """How many rows the table has. It may not be there yet, and the database answers even while avow does not."""
+        """How many rows the sink has. It may not be there yet, and the database answers even while avow does not."""
+        if self.sink == "kafka":
+            return self._written()
         assert self.cluster.postgres_url
         with psycopg.connect(self.cluster.postgres_url, autocommit=True) as connection:
             try:
@@ -157,6 +164,16 @@ class Stage:
                 return 0
         assert found
         return int(found[0])
+
+    def _written(self) -> int:
+        """What the ledger counts, in the positions of the pipeline's group."""
+        request = [ConsumerGroupTopicPartitions("payments")]
+        try:
+            client = metadata.admin(self.cluster.bootstrap)
+            found = client.list_consumer_group_offsets(request, request_timeout=10)["payments"].result(10)
+        except KafkaException:
+            return 0  # a broker was killed: asked again in a moment
+        return sum(json.loads(one.metadata)["counts"][1] for one in found.topic_partitions or () if one.metadata)
 
 
 def _play(stage: Stage) -> int:
@@ -168,7 +185,9 @@ def _play(stage: Stage) -> int:
     bad = _produce(stage)
     show.line(f"produced {stage.records:,} payments into {TOPIC}, {PARTITIONS} partitions; {bad} of them are bad")
     batch = max(200, stage.records // 12)
-    stage.file.write_text(PIPELINE.format(guarantee=stage.guarantee, brokers=cluster.bootstrap, batch=batch))
+    stage.file.write_text(
+        PIPELINE.format(guarantee=stage.guarantee, brokers=cluster.bootstrap, batch=batch, sink=SINKS[stage.sink])
+    )
     for number, share in enumerate(KILLS):
         _run_and_kill(stage, int(stage.records * share), first=number == 0)
         if number == 1:

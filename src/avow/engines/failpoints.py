@@ -3,6 +3,7 @@
 Inert unless the environment names one: ``AVOW_FAILPOINT=NAME:BATCH:WHO:FOLDER`` kills with SIGKILL at point NAME of the
 first batch not below BATCH, once (FOLDER remembers that it fired): WHO is ``worker`` (this process alone), ``executor``
 (this process and all above it, up to the executor's JVM) or ``run`` (the same, up to the driver, where that is above).
+``stop`` is this process alone with SIGSTOP: whoever asked for it lets it go on.
 
 And places where a pipeline can be made to break its word on purpose, so that a proof can show that it would be caught:
 ``AVOW_CANARY=swap`` takes the acts in the wrong order, ``drop:N`` and ``double:N`` do that to one row in N.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
 import psutil
@@ -46,13 +47,13 @@ def failpoint(name: str, batch: int) -> None:
         return
     for process in list(_above(who)):
         process.send_signal(SIGKILL)
-    os.kill(os.getpid(), SIGKILL)
+    os.kill(os.getpid(), SIGSTOP if who == "stop" else SIGKILL)
 
 
 def _above(who: str) -> Iterator[psutil.Process]:
     """The processes above this one that are to go too; none if the last of them is not above it."""
     found = []
-    for process in psutil.Process().parents() if who != "worker" else []:
+    for process in psutil.Process().parents() if who not in ("worker", "stop") else []:
         found.append(process)
         if process.name() == "java" if who == "executor" else process.pid == int(os.environ.get(DRIVER, 0)):
             yield from found

@@ -357,6 +357,8 @@ class _Attempt:
 
     def _tell_group(self) -> None:
         """Let lag tools see the positions. It is a courtesy: the truth is in the ledger."""
+        if sinks.SINKS[self._pipeline.sink.kind].ledger_in_group:
+            return
         try:
             self._log.tell(self._positions)
         except SourceError as error:

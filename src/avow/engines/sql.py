@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from avow.decode import decoder
 from avow.engines.task import Prepared, Preparing, Reading, Work, decoded, numbers, python_transform
 from avow.errors import ConfigError
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import HEADERS, headers_from_text, headers_to_text
 from avow.ledger import Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline
 from avow.sinks.base import DeadLetter, Rows
@@ -56,7 +57,7 @@ class Note:
 
 def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field, ...]:
     """The columns a transform gives, lineage left out. Refuses a wide one, and one that loses lineage."""
-    lineage = pipeline.sink.lineage
+    lineage = (*pipeline.sink.lineage, *pipeline.carried.values())
     if (change := python_transform(pipeline)) is not None:
         empty = pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline))
         out = change(empty)
@@ -93,7 +94,8 @@ def decoded_ddl(pipeline: Pipeline) -> str:
     rest = [f"`{REST_COLUMN}` string"] if _keeps_rest(pipeline) else []
     topic, partition, offset, timestamp = (f"`{name}`" for name in pipeline.sink.lineage)
     lineage = [f"{topic} string", f"{partition} int", f"{offset} long", f"{timestamp} timestamp"]
-    return ", ".join([str(pipeline.decode.columns), *rest, *lineage])
+    carried = [f"`{column}` {_CARRIED[part].spelling}" for part, column in pipeline.carried.items()]
+    return ", ".join([str(pipeline.decode.columns), *rest, *lineage, *carried])
 
 
 def _keeps_rest(pipeline: Pipeline) -> bool:
@@ -103,7 +105,22 @@ def _keeps_rest(pipeline: Pipeline) -> bool:
 def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
     types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
     payload = decoder(pipeline, refuse_nul=True).schema
-    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types)])
+    carried = [pa.field(column, _CARRIED[part].type) for part, column in pipeline.carried.items()]
+    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types), *carried])
+
+
+class _Carried(NamedTuple):
+    spelling: str  # Spark's: headers go through its JVM as text
+    type: pa.DataType
+
+
+# What of a record can travel beside its row.
+_CARRIED = {
+    "key": _Carried("binary", pa.binary()),
+    "value": _Carried("binary", pa.binary()),
+    "headers": _Carried("string", HEADERS),
+    "tombstone": _Carried("boolean", pa.bool_()),
+}
 
 
 _SPELLINGS = {
@@ -151,11 +168,22 @@ def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataF
         raise ConfigError(f"transform.sql: {text}", advice="The query reads FROM records.") from None
 
 
+def _headers(rows: pa.RecordBatch, pipeline: Pipeline, change: Callable[[pa.Array], pa.Array]) -> pa.RecordBatch:
+    """Rows with their records' headers, if they have them, in another form."""
+    name = pipeline.carried.get("headers")
+    if name is None:
+        return rows
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, name, change(rows.column(at)))
+
+
 def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
     """The query over a few rows at hand, in the driver, in the order of their offsets."""
+    rows = _headers(rows, pipeline, headers_to_text)
     records = spark.createDataFrame(pa.Table.from_batches([rows]), decoded_ddl(pipeline))
     out = _query(spark, records, pipeline).toArrow().combine_chunks().sort_by(pipeline.sink.lineage[2])
-    return out.to_batches()[0] if out.num_rows else pa.RecordBatch.from_pylist([], schema=out.schema)
+    found = out.to_batches()[0] if out.num_rows else pa.RecordBatch.from_pylist([], schema=out.schema)
+    return _headers(found, pipeline, headers_from_text)
 
 
 def refuse_wide(frame: DataFrame) -> None:
@@ -195,7 +223,7 @@ def decode_frame(frame: DataFrame, work: Work, begin: Begin) -> DataFrame:
             note.letters += part.letters
             note.deletes.append(part.rows.deletes)
             note.last = part.last
-            yield part.rows.rows
+            yield _headers(part.rows.rows, work.pipeline, headers_to_text)
         _note_path(work).write_bytes(pickle.dumps(note))
 
     records = frame.mapInArrow(decode, decoded_ddl(work.pipeline))
@@ -232,6 +260,7 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
         columns: pa.Schema | None = None
         for batch in rows:
             batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
+            batch = _headers(batch, work.pipeline, headers_from_text)
             columns = batch.schema
             seen.append(numbers(batch.column(offset)))
             yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))

@@ -275,11 +275,12 @@ def _decode(
 def _with_lineage(
     rows: pa.RecordBatch, batch: pa.RecordBatch, kept: pa.Int64Array, pipeline: Pipeline
 ) -> pa.RecordBatch:
-    """Rows with the four columns that carry their records' identity."""
+    """Rows with the four columns that carry their records' identity, and what else of them the sink wants."""
     whole = len(kept) == batch.num_rows
     columns = [batch.column(name) for name in ("topic", "partition", "offset", "timestamp")]
+    columns += [batch.column("value").is_null() if p == "tombstone" else batch.column(p) for p in pipeline.carried]
     lineage = columns if whole else [column.take(kept) for column in columns]
-    names = [*rows.schema.names, *pipeline.sink.lineage]
+    names = [*rows.schema.names, *pipeline.sink.lineage, *pipeline.carried.values()]
     return pa.RecordBatch.from_arrays([*rows.columns, *lineage], names=names)
 
 
@@ -301,7 +302,7 @@ def python_transform(pipeline: Pipeline) -> Transform | None:
 def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
     """Rows after the transform, if each still belongs to a record it came from."""
     out = change(rows)
-    missing = [name for name in pipeline.sink.lineage if name not in out.schema.names]
+    missing = [name for name in (*pipeline.sink.lineage, *pipeline.carried.values()) if name not in out.schema.names]
     if missing:
         raise ConfigError(
             f"transform: the rows have lost {', '.join(missing)}",

@@ -39,6 +39,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # t
 
 from avow.errors import SourceError
 from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.metadata import ClusterView, view
 from avow.ledger import Entry, Fingerprint, LogView
 from avow.settings import Source, Start, revealed
 
@@ -159,6 +160,15 @@ class Log:
     def _renew(self) -> None:
         self.close()
         self._admin = made(AdminClient, self._settings, self._source)
+
+    @property
+    def admin(self) -> AdminClient:
+        """For questions that only one caller has."""
+        return self._admin
+
+    def cluster(self) -> ClusterView:
+        """Brokers, leaders and replicas of all topics."""
+        return self._ask("for its metadata", lambda timeout_s: view(self._admin, timeout_s))
 
     # Which partitions there are
 

@@ -78,6 +78,7 @@ class Fault:
     in_mix: bool = False
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
     engines: tuple[str, ...] = HERE  # that it can hurt, or where it says something that it does not say elsewhere
+    only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     missing: str = ""  # why it is not built
 
 
@@ -85,7 +86,7 @@ def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object
     return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
 
 
-_KAFKA_SINK = "needs a Kafka sink, which is not built yet"
+_POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
 _FAULTS = (
     _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=BOTH),
     _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=BOTH),
@@ -101,6 +102,7 @@ _FAULTS = (
     _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=BOTH),
     _fault(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
     _fault(8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)),
+    _fault(8, "sink-coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
     _fault(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
     _fault(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
     _fault(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
@@ -108,14 +110,16 @@ _FAULTS = (
     _fault(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
     _fault(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
     _fault(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
-    _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", missing=_KAFKA_SINK),
-    _fault(14, "transaction-times-out", "transaction times out while the task is paused", missing=_KAFKA_SINK),
-    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=BOTH),
-    _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown"),
-    _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True),
-    _fault(16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=BOTH),
+    _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
+    _fault(14, "transaction-times-out", "transaction times out while the task is paused", hold_s=(17, 18), only=_KAFKA),
+    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=BOTH, only=_POSTGRES),
+    _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
+    _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
+    _fault(
+        16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=BOTH, only=_POSTGRES
+    ),
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="needs a lake sink, not built yet"),
-    _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6)),
+    _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
     _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True),
     _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
@@ -188,6 +192,8 @@ def matrix() -> Iterator[Cell]:
             continue
         for guarantee in Guarantee:
             for sink in SINKS.values():
+                if fault.only and sink.kind not in fault.only:
+                    continue
                 for mode in sink.offers:
                     if guarantee in sink.offered(mode):
                         engines = [name for name in fault.engines if mode in (ENGINES[name].modes or {mode})]
@@ -262,7 +268,11 @@ def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
     """The faults of a cell, in order. With ``minutes`` they go on at least so long."""
     chance = random.Random(f"{seed}/{cell.name}")
     least_s = minutes * 60
-    may = [fault for fault in FAULTS.values() if fault.in_mix and cell.engine in fault.engines]
+    may = [
+        fault
+        for fault in FAULTS.values()
+        if fault.in_mix and cell.engine in fault.engines and (not fault.only or cell.sink in fault.only)
+    ]
     mixed = may if cell.fault.name == "mix" else []
     if mixed:
         least_s = least_s or MIX_S

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from psycopg import sql
 
 from avow.guarantee import Anomaly
@@ -171,8 +172,84 @@ def read_dead(url: str, pipeline: str) -> list[tuple[int, int]]:
         return [(row[0], row[1]) for row in connection.execute(query, [pipeline]).fetchall()]
 
 
+class Stored(Protocol):
+    """Where a pipeline's rows are, read with fresh clients and without any code of the sinks."""
+
+    def numbered(self) -> list[Row]:
+        """Rows that are records of ours."""
+
+    def places(self, lineage: Sequence[str]) -> list[tuple[int, int]]:
+        """Of rows of any form: partition and offset of the records they came from."""
+
+    def dead(self) -> list[tuple[int, int]]:
+        """The same of dead letters."""
+
+
+class InTable(NamedTuple):
+    """In PostgreSQL."""
+
+    url: str
+    table: str
+    pipeline: str
+
+    def numbered(self) -> list[Row]:
+        return read_rows(self.url, self.table)
+
+    def places(self, lineage: Sequence[str]) -> list[tuple[int, int]]:
+        _, partition, offset, _ = map(sql.Identifier, lineage)
+        query = sql.SQL("SELECT {}, {} FROM {}").format(partition, offset, sql.Identifier(self.table))
+        with psycopg.connect(self.url) as connection:
+            return [(row[0], row[1]) for row in connection.execute(query).fetchall()]
+
+    def dead(self) -> list[tuple[int, int]]:
+        return read_dead(self.url, self.pipeline)
+
+
+class InTopic(NamedTuple):
+    """In a topic, as a reader of committed records finds them."""
+
+    bootstrap: str
+    topic: str
+    pipeline: str
+
+    def numbered(self) -> list[Row]:
+        rows = []
+        for message in read_messages(self.bootstrap, self.topic):
+            said = json.loads(message.value() or b"")
+            rows.append(Row(said["n"], said["k"], said["crc"], said["body"], *_origin(message)))
+        return rows
+
+    def places(self, lineage: Sequence[str]) -> list[tuple[int, int]]:  # noqa: ARG002
+        return [_origin(message) for message in read_messages(self.bootstrap, self.topic)]
+
+    def dead(self) -> list[tuple[int, int]]:
+        letters = read_messages(self.bootstrap, f"{self.pipeline}.dead-letters")
+        return [_origin(letter) for letter in letters if letter.value() is not None]
+
+
+def _origin(message: Message) -> tuple[int, int]:
+    """Which record it came from, as its last header says."""
+    said = dict(message.headers() or [])["avow-origin"]
+    assert isinstance(said, bytes)
+    _, partition, offset = said.decode().rsplit("/", 2)
+    return int(partition), int(offset)
+
+
 def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
     """(partition, offset) -> number, for a reader of committed records that has read nothing before."""
+    found: dict[tuple[int, int], int] = {}
+    for message in read_messages(bootstrap, topic):
+        number = dict(message.headers() or [])[HEADER]
+        place = (message.partition(), message.offset())
+        assert isinstance(number, bytes)
+        assert place[0] is not None
+        assert place[1] is not None
+        found[place[0], place[1]] = int(number)
+    return found
+
+
+def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
+    """Every committed record of a topic. A transaction that ended a moment ago is waited for."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -183,27 +260,43 @@ def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
         },
         logger=_QUIET,
     )
-    found: dict[tuple[int, int], int] = {}
     try:
         partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
-        left = set(partitions)
-        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        ends = _ends(bootstrap, topic, set(partitions))
+        left = {number for number, end in ends.items() if end}
+        consumer.assign([TopicPartition(topic, number, 0) for number in left])
+        deadline = time.monotonic() + READ_TIMEOUT_S
         while left:
-            message = consumer.poll(READ_TIMEOUT_S)
+            message = consumer.poll(1)
             if message is None:
-                raise TimeoutError(f"{topic} could not be read to its end within {READ_TIMEOUT_S} s")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{topic} could not be read to its end within {READ_TIMEOUT_S} s")
+                continue
+            deadline = time.monotonic() + READ_TIMEOUT_S
             error = message.error()
+            number = message.partition() or 0
             if error is None:
-                number = dict(message.headers() or [])[HEADER]
-                place = (message.partition(), message.offset())
-                assert isinstance(number, bytes)
-                assert place[0] is not None
-                assert place[1] is not None
-                found[place[0], place[1]] = int(number)
+                yield message
             elif error.code() == KafkaError._PARTITION_EOF:
-                left.discard(message.partition())
+                # An end with a transaction still open behind it is not the end that was seen.
+                if (message.offset() or 0) >= ends[number]:
+                    left.discard(number)
             elif not error.retriable():
                 raise KafkaException(error)
     finally:
         consumer.close()
-    return found
+
+
+def _ends(bootstrap: str, topic: str, partitions: set[int]) -> dict[int, int]:
+    """Where the log ends, transactions that are open or not: what a reader of everything gets to."""
+    reader = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "prove-check", "isolation.level": "read_uncommitted"},
+        logger=_QUIET,
+    )
+    try:
+        return {
+            number: reader.get_watermark_offsets(TopicPartition(topic, number), timeout=READ_TIMEOUT_S)[1]
+            for number in partitions
+        }
+    finally:
+        reader.close()

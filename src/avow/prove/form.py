@@ -11,19 +11,26 @@ import base64
 import json
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import psycopg
-from psycopg import sql
 
 from avow.errors import ConfigError
 from avow.prove import check
 from avow.prove.cells import ENGINES, Cell
-from avow.prove.check import Row, Sent, checksum
+from avow.prove.check import Row, Sent, Stored, checksum
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
-from avow.settings import Pipeline
+from avow.settings import Kafka, Pipeline
+
+# Where each kind of sink puts a cell's rows.
+_PLACES: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "postgres": lambda name: {"url": "${env:DATABASE_URL}", "table": name},
+    # Compressed, a request could not be known by what is in it; and what is left open is to end while a cell lasts.
+    "kafka": lambda name: {
+        "topic": name,
+        "kafka": {"compression.type": "none", "transaction.timeout.ms": 5000},
+    },
+}
 
 
 class Form(ABC):
@@ -39,8 +46,8 @@ class Form(ABC):
     def value(self, number: int, key: int) -> bytes: ...
 
     @abstractmethod
-    def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
-        """The table, read back without any code of the sinks. ``log`` says which number is at which place."""
+    def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+        """What is in the sink. ``log`` says which number is at which place."""
 
     def text(
         self,
@@ -58,7 +65,7 @@ class Form(ABC):
         engine = ENGINES[cell.engine]
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
-        document["sink"] = {**document["sink"], "url": "${env:DATABASE_URL}", "table": table}
+        document["sink"] = {**document["sink"], **_PLACES[cell.sink](table)}
         document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
@@ -77,8 +84,8 @@ class Numbered(Form):
     def value(self, number: int, key: int) -> bytes:
         return check.value(number, key)
 
-    def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
-        return check.read_rows(url, table)
+    def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
+        return stored.numbered()
 
 
 class Own(Form):
@@ -92,6 +99,11 @@ class Own(Form):
                 "the transform decides how many rows a record gives; lost and duplicated are the audit's"
             )
         self._refuse_keys()
+        if isinstance(pipeline.sink, Kafka) and (pipeline.sink.routed_by or not pipeline.sink.origin):
+            raise ConfigError(
+                "sink.topic, sink.origin: a proof reads one output topic, and knows records by their origin",
+                advice="Prove the pipeline with one topic and sink.origin = true.",
+            )
 
     def _refuse_keys(self) -> None:
         """A key must be one that records can be given on purpose."""
@@ -116,13 +128,10 @@ class Own(Form):
         made = {f.name: _made(f.type, key) if f.name in keys else sample(f, number) for f in fields}
         return json.dumps(made, ensure_ascii=False).encode()
 
-    def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         known = {one.number: one for one in sent}
         by_place = {(one.partition, one.offset): one.number for one in known.values()} | dict(log)
-        _, partition, offset, _ = map(sql.Identifier, self._pipeline.sink.lineage)
-        query = sql.SQL("SELECT {}, {} FROM {}").format(partition, offset, sql.Identifier(table))
-        with psycopg.connect(url) as connection:
-            places = connection.execute(query).fetchall()
+        places = stored.places(self._pipeline.sink.lineage)
         rows = []
         for place in places:
             number = by_place.get(place, -1)

@@ -326,11 +326,11 @@ class Acts:
         acknowledged = {one.number for one in sent if one.fate is Fate.ACKNOWLEDGED}
         found = check.compare(
             sent,
-            scene.form.rows(site.url, scene.table, sent, log),
+            scene.form.rows(scene.stored, sent, log),
             self._cell.mode,
             in_log=None if stopped else set(log.values()),
             until=scene.positions() if stopped else None,
-            dead=check.read_dead(site.url, scene.name),
+            dead=scene.stored.dead(),
         )
         verdict, audited = self._judges.audit(self._audit_file, site.url)
         checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]

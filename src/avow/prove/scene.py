@@ -6,6 +6,7 @@ them how far they are. Must not know: faults or verdicts.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
 from avow.prove.cells import ENGINES, HERE, Cell
-from avow.prove.check import Sent
+from avow.prove.check import InTable, InTopic, Sent, Stored
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
@@ -47,7 +48,7 @@ class Scene:
     ) -> None:
         self.form, self.site, self.folder, self.name = form, site, folder, name
         self.topic = name
-        self.table = name.replace("-", "_")
+        self.table = name.replace("-", "_")  # or the output topic
         self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
         self.temporary.mkdir(parents=True)
         self.spark_folder = folder / "spark"  # what a killed JVM leaves behind goes with the rest
@@ -126,11 +127,26 @@ class Scene:
         # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.
         with suppress(KafkaException):
             self.site.drop_topic(self.topic)
+        if self.cell.sink == "kafka":
+            for topic in (self.table, f"{self.name}.dead-letters"):
+                with suppress(KafkaException):
+                    self.site.drop_topic(topic)
+
+    @property
+    def stored(self) -> Stored:
+        """What is in the sink, for the check."""
+        if self.cell.sink == "kafka":
+            return InTopic(self.site.bootstrap, self.table, self.name)
+        return InTable(self.site.url, self.table, self.name)
 
     # How far it is. Asked past the proxies, and while the database may be down.
 
     def rows(self) -> int | None:
-        """How many rows the table has; None while the database does not answer."""
+        """How many rows the table has; None while the database does not answer. Of a topic, how many offsets."""
+        if self.cell.sink == "kafka":
+            with suppress(KafkaException, KeyError):
+                return sum(self.site.ends(self.table).values())
+            return None
         query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self.table))
         found = self._asked(query)
         return None if found is None else int(found[0][0]) if found else 0
@@ -140,11 +156,17 @@ class Scene:
         return int(found[0][0] or 0) if found else 0
 
     def positions(self) -> dict[int, int]:
+        if self.cell.sink == "kafka":
+            return {number: offset for number, (offset, _) in self.site.committed(self.name, self.topic).items()}
         query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
         return dict(self._asked(query.format(sql.Literal(self.name))) or [])
 
     def claiming_run(self) -> int:
         """The newest run that has claimed anything."""
+        if self.cell.sink == "kafka":
+            return max(
+                (json.loads(said)["run"] for _, said in self.site.committed(self.name, self.topic).values()), default=0
+            )
         query = sql.SQL("SELECT coalesce(max(run), 0) FROM avow.claims WHERE pipeline = {}")
         found = self._asked(query.format(sql.Literal(self.name)))
         return int(found[0][0]) if found else 0

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -159,6 +159,19 @@ class Site:
             reader = self._reader
             numbers = sorted(reader.list_topics(topic, timeout=10).topics[topic].partitions)
             return {n: reader.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1] for n in numbers}
+
+    def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
+        """The group's positions with their metadata; none while nobody answers."""
+        client = self.admin()
+        with suppress(KafkaException, TimeoutError):
+            asked = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=10)
+            found = asked[group].result(10).topic_partitions or []
+            return {
+                one.partition: (one.offset, one.metadata or "{}")
+                for one in found
+                if one.topic == topic and one.offset >= 0
+            }
+        return {}
 
     def comes_from(self, number: int) -> Callable[[int], bool]:
         """Whether a port is one that a broker connects from. Looked up in the broker's own process."""

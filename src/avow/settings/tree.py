@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -27,6 +28,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     SerializerFunctionWrapHandler,
+    StrictBool,
     StrictFloat,
     StrictInt,
     model_serializer,
@@ -271,9 +273,53 @@ class Delta(Sink):
         return f"table {self.shown('path')}"
 
 
+class Kafka(Sink):
+    """[sink] with kind = "kafka"."""
+
+    kind: Literal["kafka"] = Field(description='"kafka"')
+    topic: Annotated[str, AfterValidator(values.topic_template)] = Field(
+        description="a topic's name, or a template of columns such as orders-{region}"
+    )
+    routes: tuple[TopicName, ...] = Field((), description="the topics that a template may name")
+    brokers: Annotated[str, AfterValidator(values.brokers)] | None = Field(
+        None, description="host:port of another cluster; without it, the source's"
+    )
+    key_column: str | None = Field(None, description="a column of text or bytes")
+    value_column: str | None = Field(None, description="a column of text or bytes")
+    headers: Literal["keep", "drop"] = Field("keep", description='"keep" or "drop"')
+    timestamps: Literal["keep", "now"] = Field("keep", description='"keep" or "now"')
+    origin: StrictBool = Field(True, description="true or false")
+    dead_letter_topic: TopicName | None = Field(None, description="a topic's name")
+    kafka: Annotated[ClientSettings, BeforeValidator(values.producer_settings)] = Field(
+        {}, description="a table of Kafka producer settings"
+    )
+
+    @property
+    def target(self) -> str:
+        return f"topic {self.shown('topic')}"
+
+    @property
+    def routed_by(self) -> tuple[str, ...]:
+        """The columns that name the output topic."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.topic) if name is not None)
+
+    @model_validator(mode="after")
+    def _check_route(self) -> Self:
+        columns = [name for name in self.routed_by if name != self.lineage[0]]
+        if columns and not self.routes:
+            refuse(
+                f"is missing: the topic depends on {', '.join(columns)}",
+                "every topic that records may go to; what names another is a dead letter",
+                "routes",
+            )
+        if self.routes and not columns:
+            refuse("is for a topic that depends on columns", "routes only with a template in sink.topic", "routes")
+        return self
+
+
 # Pydantic puts the kind into the place of an error; ``read`` takes it out again.
-AnySink = Annotated[Postgres | Delta, Field(discriminator="kind")]
-SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres}
+AnySink = Annotated[Postgres | Delta | Kafka, Field(discriminator="kind")]
+SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres, "kafka": Kafka}
 
 
 def _known_kind(value: Any) -> Any:
@@ -335,8 +381,32 @@ class Pipeline(Section):
 
     @property
     def tombstones(self) -> Literal["delete", "dead-letter", "skip", "keep"]:
-        """What a null value does: it deletes under upsert, and is treated as declared otherwise."""
-        return "delete" if self.sink.mode == "upsert" else self.decode.tombstones
+        """What a null value does: it deletes under upsert, and is treated as declared otherwise. A topic keeps it."""
+        if self.sink.mode == "upsert":
+            return "delete"
+        if self.sink.kind == "kafka" and "tombstones" not in self.decode.model_fields_set:
+            return "keep"
+        return self.decode.tombstones
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """What of a record travels beside its row, because the sink wants it -> the column that holds it."""
+        if self.sink.kind != "kafka":
+            return {}
+        # Behind a transform the value is made anew; all that is left of the old one is whether there was one.
+        parts = ("key", "headers", "value" if self.transform is None else "tombstone")
+        return {part: f"{self.sink.lineage_prefix}{part}" for part in parts}
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the output topics are on another cluster than the source's."""
+        return isinstance(self.sink, Kafka) and self.sink.brokers not in (None, self.source.brokers)
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """Where the Kafka sink keeps dead letters."""
+        assert isinstance(self.sink, Kafka)
+        return self.sink.dead_letter_topic or f"{self.name}.dead-letters"
 
     @model_validator(mode="wrap")
     @classmethod
@@ -355,7 +425,7 @@ class Pipeline(Section):
 
 def _column_problems(pipeline: Pipeline) -> Iterator[Problem]:
     sink, at = pipeline.sink, ("decode", "schema")
-    ours = {name.lower() for name in (*sink.lineage, REST_COLUMN)}
+    ours = {name.lower() for name in (*sink.lineage, *pipeline.carried.values(), REST_COLUMN)}
     cut: Counter[bytes] = Counter(f.name.encode()[: sink.name_bytes_max] for f in pipeline.decode.columns)
     for number, field in enumerate(pipeline.decode.columns, start=1):
         column = f"column {number}, {field.name!r},"
@@ -402,8 +472,32 @@ def _combination_problems(pipeline: Pipeline) -> Iterator[Problem]:
             "upsert has its own: a null value deletes the row",
             "no tombstones with upsert",
         )
+    if isinstance(pipeline.sink, Kafka):
+        yield from _topic_problems(pipeline, pipeline.sink)
     if pipeline.engine == "consumer" and pipeline.by_sql:
         yield Problem(("engine",), "the consumer has no SQL", 'transform.python, or engine = "spark"')
+
+
+def _topic_problems(pipeline: Pipeline, sink: Kafka) -> Iterator[Problem]:
+    """Columns that are not there, and an output that would be read again."""
+    columns = {field.name for field in pipeline.decode.columns} | {*sink.lineage}
+    for key, name in (("key_column", sink.key_column), ("value_column", sink.value_column)):
+        if pipeline.transform is None and name is not None and name not in columns:
+            yield Problem(("sink", key), f"{name!r} is not a column", "a column of decode.schema, in the same case")
+    for name in sink.routed_by:
+        if pipeline.transform is None and name not in columns:
+            yield Problem(("sink", "topic"), f"{name!r} is not a column", "columns of decode.schema or of lineage")
+    if pipeline.elsewhere:
+        return
+    outputs = {*sink.routes, pipeline.dead_letter_topic} | ({sink.topic} if not sink.routed_by else set())
+    if sink.routed_by == (sink.lineage[0],):
+        outputs |= {sink.topic.format_map({sink.lineage[0]: topic}) for topic in pipeline.source.topics}
+    pattern = pipeline.source.topics_pattern
+    for topic in sorted(outputs):
+        if topic in pipeline.source.topics or (pattern is not None and re.fullmatch(pattern, topic)):
+            yield Problem(
+                ("sink", "topic"), f"{topic!r} is read by this pipeline too", "another topic than the source's"
+            )
 
 
 _SECRET_NAME = re.compile(
@@ -420,7 +514,8 @@ def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
     if _PASSWORD_IN_URL.search(values.ENV.sub("", written)):
         yield "sink.url"
     kafka, spark = document["source"].get("kafka", {}), document.get("spark", {})
-    for key, value in values.flat({"source": {"kafka": kafka}, "spark": spark}):
+    tables = {"source": {"kafka": kafka}, "sink": {"kafka": document["sink"].get("kafka", {})}, "spark": spark}
+    for key, value in values.flat(tables):
         name = ".".join(key)
         if _SECRET_NAME.search(name) and not isinstance(value, FromEnv):
             yield name

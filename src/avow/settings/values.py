@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from string import Formatter
 from typing import Any, Literal, NoReturn, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -291,12 +292,36 @@ _OWNED_KAFKA = {
 }
 
 
+# And of the producers that the Kafka sink has.
+_OWNED_PRODUCER = {
+    "bootstrap.servers": "it is sink.brokers",
+    "metadata.broker.list": "it is sink.brokers",
+    "group.id": "it is the pipeline's name",
+    "message.max.bytes": "what the output topics take decides it",
+    "delivery.report.only.error": "avow counts what was not delivered",
+    "partitioner": "keys go where a Java producer would put them",
+    "max.in.flight": "the order of records rests on it",
+    "max.in.flight.requests.per.connection": "the order of records rests on it",
+    "isolation.level": "only committed records are read",
+    "interceptor.classes": "an interceptor could change or drop records unseen",
+    "transactional.id": "avow names its own transactions",
+    "enable.idempotence": "the guarantee decides it",
+    "acks": "the guarantee decides it",
+    "request.required.acks": "the guarantee decides it",
+}
+
+
 def kafka_settings(value: Any) -> dict[str, str]:
-    settings = client_settings(value)
+    return _not_owned(client_settings(value), _OWNED_KAFKA)
+
+
+def producer_settings(value: Any) -> dict[str, str]:
+    return _not_owned(client_settings(value), _OWNED_PRODUCER)
+
+
+def _not_owned(settings: dict[str, str], owned: Mapping[str, str]) -> dict[str, str]:
     allowed = "any other client setting"
-    problems = [
-        Problem((name,), f"is avow's own: {_OWNED_KAFKA[name]}", allowed) for name in settings if name in _OWNED_KAFKA
-    ]
+    problems = [Problem((name,), f"is avow's own: {owned[name]}", allowed) for name in settings if name in owned]
     problems += [
         Problem((name,), "begins with kafka.", f"client settings without it: {name.removeprefix('kafka.')}")
         for name in settings
@@ -320,3 +345,19 @@ def spark_settings(value: Any) -> dict[str, str]:
             )
     raise_if_any(problems)
     return {f"spark.{name}": setting for name, setting in settings.items()}
+
+
+def topic_template(value: str) -> str:
+    """A topic's name, with columns in braces where it depends on the record."""
+    try:
+        parts = list(Formatter().parse(value))
+    except ValueError:
+        refuse("has a brace without its partner", "a topic's name, or a template such as orders-{region}")
+    for text, name, spec, conversion in parts:
+        if name is not None and (not name or spec or conversion or re.search(r"[.\[\]]", name)):
+            refuse(f"{{{name}}} names no column", "braces around a column's name and nothing else")
+        if re.search(r"[^a-zA-Z0-9._-]", text):
+            refuse("is not a topic's name", "1 to 249 letters, digits, . _ and -, and columns in braces")
+    if not 1 <= len(value) <= 249 or value in (".", ".."):
+        refuse("is not a topic's name", "1 to 249 letters, digits, . _ and -")
+    return value

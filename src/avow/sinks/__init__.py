@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from avow.guarantee import Guarantee
-from avow.settings import Pipeline, Postgres
+from avow.settings import Kafka, Pipeline, Postgres
 from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, TaskSink
 
 __all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "redriving", "task_sink"]
@@ -55,7 +55,32 @@ _POSTGRES = SinkKind(
     ),
 )
 
-SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES,)})
+_KAFKA = SinkKind(
+    kind="kafka",
+    title="Kafka",
+    offers=MappingProxyType(
+        {
+            "append": Offer(
+                {
+                    Guarantee.AT_MOST_ONCE: "What a record gives is in the topic at most once; a crash can lose it.",
+                    Guarantee.AT_LEAST_ONCE: "What a record gives is in the topic; a crash can put it there twice.",
+                    Guarantee.EXACTLY_ONCE: "What a record gives is in the topic exactly once, for those who read "
+                    "committed records.",
+                }
+            ),
+        }
+    ),
+    assumes=(
+        "The output topics are durable: replicated, min.insync.replicas 2 or more, no unclean leader election.",
+        "Under exactly-once, readers of the output use isolation.level = read_committed. Others see what was aborted.",
+        "The consumer group named like the pipeline is the ledger: nobody else joins it or commits to it.",
+        "The pipeline runs at least once within the brokers' offsets.retention.minutes (7 days unless set): after that "
+        "Kafka forgets its positions, and a run stops and says so.",
+    ),
+    ledger_in_group=True,
+)
+
+SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _KAFKA)})
 
 
 def driver_sink(pipeline: Pipeline) -> DriverSink:
@@ -65,6 +90,10 @@ def driver_sink(pipeline: Pipeline) -> DriverSink:
             from avow.sinks.postgres import Store
 
             return Store(pipeline)
+        case Kafka():
+            from avow.sinks.kafka import Store as KafkaStore
+
+            return KafkaStore(pipeline)
         case _:
             raise NotImplementedError(pipeline.sink.kind)
 
@@ -76,6 +105,10 @@ def task_sink(pipeline: Pipeline, run: int) -> TaskSink:
             from avow.sinks.postgres import PostgresTask
 
             return PostgresTask(pipeline, run)
+        case Kafka():
+            from avow.sinks.kafka import KafkaTask
+
+            return KafkaTask(pipeline, run)
         case _:
             raise NotImplementedError(pipeline.sink.kind)
 
@@ -87,6 +120,10 @@ def redriving(pipeline: Pipeline) -> Redriving:
             from avow.sinks.postgres import PostgresTask
 
             return PostgresTask(pipeline, run=0)
+        case Kafka():
+            from avow.sinks.kafka import KafkaTask
+
+            return KafkaTask(pipeline, run=0, redriving=True)
         case _:
             raise NotImplementedError(pipeline.sink.kind)
 
@@ -98,5 +135,9 @@ def dead_letters(pipeline: Pipeline) -> Letters:
             from avow.sinks.postgres import PostgresLetters
 
             return PostgresLetters(pipeline)
+        case Kafka():
+            from avow.sinks.kafka import KafkaLetters
+
+            return KafkaLetters(pipeline)
         case _:
             raise NotImplementedError(pipeline.sink.kind)

@@ -45,6 +45,7 @@ class SinkKind:
     title: str  # as people write it
     offers: Mapping[Mode, Offer]
     assumes: tuple[str, ...]  # what must hold outside avow for the offers to hold
+    ledger_in_group: bool = False  # the ledger is the Kafka group itself, which then must not be told anything
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
         """The guarantees this kind keeps in a mode; none if it lacks the mode."""

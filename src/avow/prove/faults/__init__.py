@@ -32,6 +32,7 @@ from avow.prove.faults.drivers import (
 from avow.prove.faults.network import BrokerCutOff, BrokersCutApart, BrokersOneWay, BrokersSlow, CutFromBrokers
 from avow.prove.faults.sparks import ExecutorKilled, SparkMasterKilled, SparkWorkerKilled
 from avow.prove.faults.topics import LogTruncated, PartitionsAdded, Retention, TopicRecreated, UpstreamAborts
+from avow.prove.faults.transactions import ProduceReplyLost, SinkCoordinatorKilled, TransactionTimesOut
 from avow.prove.scene import Scene
 
 __all__ = ["BUILT", "CannotRun", "Fault"]
@@ -52,6 +53,7 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "leader-killed": LeaderKilled,
         "controller-killed": ControllerKilled,
         "coordinator-killed": CoordinatorKilled,
+        "sink-coordinator-killed": SinkCoordinatorKilled,
         "broker-paused": BrokerPaused,
         "all-brokers-killed": AllBrokersKilled,
         "broker-cut-off": BrokerCutOff,
@@ -59,6 +61,8 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "cut-from-brokers": CutFromBrokers,
         "brokers-one-way": BrokersOneWay,
         "brokers-slow": BrokersSlow,
+        "produce-reply-lost": ProduceReplyLost,
+        "transaction-times-out": TransactionTimesOut,
         "postgres-killed": PostgresKilled,
         "postgres-immediate": PostgresImmediate,
         "postgres-cut": PostgresCut,

@@ -14,7 +14,7 @@ from avow.prove.faults.base import Fault
 from avow.prove.scene import Scene
 
 
-class _BrokersKilled(Fault):
+class BrokersKilled(Fault):
     """kill -9 of some brokers; they are started again at the heal."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class _BrokersKilled(Fault):
         return f"{names} died of SIGKILL; {self._aftermath}"
 
 
-class LeaderKilled(_BrokersKilled):
+class LeaderKilled(BrokersKilled):
     def chosen(self) -> list[int]:
         self._partition = self.chance.choice(self.site.partitions(self.scene.topic))
         return [self._partition.leader]
@@ -64,7 +64,7 @@ class LeaderKilled(_BrokersKilled):
         )
 
 
-class ControllerKilled(_BrokersKilled):
+class ControllerKilled(BrokersKilled):
     def chosen(self) -> list[int]:
         self._epoch, number = _controller(self.scene)
         return [number]
@@ -74,7 +74,7 @@ class ControllerKilled(_BrokersKilled):
         return f"broker-{number} became the controller, epoch {epoch}" if epoch > self._epoch else ""
 
 
-class CoordinatorKilled(_BrokersKilled):
+class CoordinatorKilled(BrokersKilled):
     """The broker that keeps the account of the upstream producer's transactions, while they commit and abort."""
 
     transactions = True
@@ -117,7 +117,7 @@ def _controller(scene: Scene) -> tuple[int, int]:
     return max(found)
 
 
-class AllBrokersKilled(_BrokersKilled):
+class AllBrokersKilled(BrokersKilled):
     def chosen(self) -> list[int]:
         return [broker.number for broker in self.site.cluster.brokers()]
 

@@ -1,0 +1,328 @@
+"""An audit's view of output topics: committed records, told apart by the identity in their header ``avow-origin``.
+
+The driver reads the ledger, then waits until all that was open in the output topics at that moment has ended, and reads
+them once, to there. What it read is spilled: one file per input partition, values longer than a digest as their digest.
+A task on the same machine takes the file; one elsewhere reads the topics itself, up to the same offsets.
+
+Owns: reading the output. Must not know: what is wrong with a row. How a row looks as a record, ``sinks.kafka.messages``
+says for both sides: the audit sees what was delivered, not whether that mapping is wise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import confluent_kafka as client
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException
+
+from avow.audit.findings import Finding, Kind, Offsets, Spans
+from avow.audit.judge import Known
+from avow.errors import SinkError
+from avow.kafka.log import Log, TopicPartition
+from avow.ledger import Entry
+from avow.schema import Field
+from avow.settings import Kafka, Pipeline
+from avow.sinks.base import Selection
+from avow.sinks.kafka import letters as dead
+from avow.sinks.kafka import register
+from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours
+from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Headers, Mapper, output_topics, read_origin
+from avow.sinks.kafka.store import Store
+
+SHORT_BYTES = 40
+SPILL_ROWS = 50_000
+COLUMNS = ("topic", "key", "value", "headers", "timestamp")
+
+
+class KafkaReading:
+    """The output of one pipeline, up to where it ended at one moment."""
+
+    def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
+        assert isinstance(pipeline.sink, Kafka)
+        if not pipeline.sink.origin:
+            raise SinkError(
+                "sink.origin = false: the output's records do not say which record they came from, so they cannot be "
+                "compared",
+                advice="`avow groups` shows the ledger's counts, `avow topics` the output's. With sink.origin = true "
+                "every record can be audited.",
+            )
+        self._pipeline = pipeline
+        self._sink = pipeline.sink
+        self._offset = pipeline.sink.lineage[2]
+        self._mapper = Mapper(pipeline)
+        self._clients = Clients(pipeline)
+        self._spill: _Spill | None = None
+        self._moment = json.loads(snapshot) if snapshot else None
+        self._joined = snapshot is not None
+        self.snapshot = snapshot or self._look()
+
+    def _look(self) -> str:
+        """Choose the moment: the ledger first, then everything that it counts is in the output."""
+        with Store(self._pipeline) as store:
+            self._kept = store.kept(stable=True)
+        with Log(self._pipeline.source, self._pipeline.name) as log:
+            topics = output_topics(self._sink, {where.topic for where in log.partitions()})
+        ends = {topic: self._clients.settled_ends(topic) for topic in topics}
+        folder = tempfile.mkdtemp(prefix="avow-audit-")
+        self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
+        self._spill = _Spill.fill(Path(folder), self._clients, ends, self._letters())
+        return json.dumps(self._moment)
+
+    def _letters(self) -> dict[str, list[int]]:
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for letter, _ in dead.standing(self._clients, self._pipeline.dead_letter_topic, Selection()).values():
+            found[f"{letter.topic}/{letter.partition}"].append(letter.offset)
+        return {where: sorted(offsets) for where, offsets in found.items()}
+
+    @property
+    def _spilled(self) -> _Spill:
+        if self._spill is None:
+            assert self._moment is not None
+            folder = Path(self._moment["folder"])
+            if self._moment["machine"] == os.uname().nodename and (folder / "done").exists():
+                self._spill = _Spill(folder)
+            else:
+                ends = {t: {int(p): end for p, end in parts.items()} for t, parts in self._moment["ends"].items()}
+                own = Path(tempfile.mkdtemp(prefix="avow-audit-"))
+                self._spill = _Spill.fill(own, self._clients, ends, self._letters())
+                self._own = own
+        return self._spill
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clients.close()
+        if not self._joined and self._moment is not None:
+            shutil.rmtree(self._moment["folder"], ignore_errors=True)
+        if own := getattr(self, "_own", None):
+            shutil.rmtree(own, ignore_errors=True)
+
+    def known(self) -> dict[TopicPartition, Known]:
+        found = {}
+        for where, kept in self._kept.items():
+            claimed = kept.entry.position > kept.claimed_from
+            # Of the claims, Kafka keeps the last.
+            starts, untils = (
+                np.array([n] if claimed else [], np.int64) for n in (kept.claimed_from, kept.entry.position)
+            )
+            found[where] = Known(kept.entry, kept.start, starts, untils)
+        # Partitions that were begun and have no position any more: the rest of the audit says what that means.
+        for where, began in register.read(self._clients, self._pipeline.dead_letter_topic).items():
+            none = np.empty(0, np.int64)
+            found.setdefault(where, Known(Entry(began.start, began.topic_id, 0), began.start, none, none))
+        return found
+
+    def letters(self, where: TopicPartition) -> Offsets:
+        return np.array(self._spilled.letters.get(str(where), []), np.int64)
+
+    def row_counts(self) -> dict[TopicPartition, int]:
+        return self._spilled.counts
+
+    def rows_below(self, where: TopicPartition, offset: int) -> int:
+        return int((self._spilled.table(where)["offset"].to_numpy() < offset).sum())
+
+    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        found = self._spilled.table(where)
+        offsets = found["offset"].to_numpy()
+        order = np.argsort(offsets, kind="stable")
+        found = found.take(pa.array(order[offsets[order] >= start])).select(["offset", *COLUMNS])
+        found = found.rename_columns([self._offset, *COLUMNS]).select(list(columns))
+        yield from found.combine_chunks().to_batches(max_chunksize=SPILL_ROWS)
+
+    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
+        timed = self._sink.timestamps == "keep" and not self._spilled.stamped
+        return (*(name for name in COLUMNS if timed or name != "timestamp"), self._offset)
+
+    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
+        """What the records in the output should be. Those that are refused are dead letters, and are not due."""
+        messages = self._mapper.messages(due)
+        columns = [
+            pa.array(messages.topics, pa.string()),
+            pa.array([_short(key) for key in messages.keys], pa.binary()),
+            pa.array([_short(value) for value in messages.values], pa.binary()),
+            pa.array([_spelled(headers) for headers in messages.headers], pa.string()),
+            pa.array([stamp or None for stamp in messages.timestamps_ms], pa.int64()),
+            due.column(self._offset),
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=[*COLUMNS, self._offset])
+
+    def order_findings(self) -> Iterator[Finding]:
+        """Records of one input partition stand in each output partition in the order of their offsets."""
+        for where in self._spilled.counts:
+            found = self._spilled.table(where)
+            if not found.num_rows:
+                continue
+            offsets, places = found["offset"].to_numpy(), found["place"].to_numpy()
+            late = found["redriven"].to_numpy(zero_copy_only=False)
+            spans = Spans()
+            wrong = [_out_of_order(offsets[(places == place) & ~late]) for place in np.unique(places)]
+            spans.add(np.unique(np.concatenate(wrong)))
+            if spans.count:
+                yield Finding(Kind.REORDERED, where.topic, where.partition, spans.joined(), spans.count)
+
+    def notes(self) -> Iterator[str]:
+        if self._spilled.foreign:
+            yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: somebody else writes there too."
+        if self._sink.timestamps == "now" or self._spilled.stamped:
+            yield "The output has timestamps of its own (sink.timestamps, or LogAppendTime), so they were not compared."
+
+    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002
+        return frozenset()
+
+
+def _out_of_order(offsets: Offsets) -> Offsets:
+    """Of offsets as they stand in one output partition, those that come after a larger one, a repetition aside."""
+    _, first = np.unique(offsets, return_index=True)
+    seen = offsets[np.sort(first)]
+    return seen[seen < np.maximum.accumulate(seen)] if len(seen) else seen
+
+
+def _short(value: bytes | None) -> bytes | None:
+    """The value, or its digest: what is compared must not need the memory of what was sent."""
+    if value is None or len(value) <= SHORT_BYTES:
+        return value
+    return hashlib.blake2b(value, digest_size=SHORT_BYTES).digest()
+
+
+def _spelled(headers: Headers) -> str:
+    """Headers in one spelling, ours left out: the last of its name is ours, any before came with the record."""
+    names = [name for name, _ in headers]
+    own = {len(names) - 1 - names[::-1].index(ORIGIN)} if ORIGIN in names else set()
+    own |= {number for number, name in enumerate(names) if name == REDRIVEN}
+    kept = [(name, value) for number, (name, value) in enumerate(headers) if number not in own]
+    if not kept:
+        return ""
+    text = json.dumps([(n, v.hex() if isinstance(v, bytes) else v and v.encode().hex()) for n, v in kept])
+    return hashlib.blake2b(text.encode(), digest_size=SHORT_BYTES // 2).hexdigest() if len(text) > SHORT_BYTES else text
+
+
+_SCHEMA = pa.schema(
+    [("offset", pa.int64()), ("place", pa.int32()), ("redriven", pa.bool_())]
+    + [
+        (name, type_)
+        for name, type_ in zip(COLUMNS, (pa.string(), pa.binary(), pa.binary(), pa.string(), pa.int64()), strict=True)
+    ]
+)
+
+
+class _Spill:
+    """What was read, on disk: a file per input partition."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        told = json.loads((folder / "done").read_text())
+        self._files = {TopicPartition(t, p): name for t, p, name in told["files"]}
+        self.counts = {TopicPartition(t, p): count for t, p, count in told["counts"]}
+        self.letters: dict[str, list[int]] = told["letters"]
+        self.foreign: int = told["foreign"]
+        self.stamped: int = told["stamped"]  # records whose time is the broker's
+
+    def table(self, where: TopicPartition) -> pa.Table:
+        if where not in self._files:
+            return _SCHEMA.empty_table()
+        with pa.OSFile(str(self._folder / self._files[where])) as file:
+            return pa.ipc.open_stream(file).read_all()
+
+    @classmethod
+    def fill(
+        cls, folder: Path, clients: Clients, ends: dict[str, dict[int, int]], letters: dict[str, list[int]]
+    ) -> _Spill:
+        writing = _Writing(folder)
+        places = {where: n for n, where in enumerate((t, p) for t, parts in ends.items() for p in parts)}
+        with as_ours("the reading of the output topics"):
+            for record in _records(clients, ends):
+                writing.add(record, places[str(record.topic()), int(record.partition() or 0)])
+        writing.close(letters)
+        return cls(folder)
+
+
+class _Writing:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rows: defaultdict[TopicPartition, list[tuple[Any, ...]]] = defaultdict(list)
+        self._files: dict[TopicPartition, tuple[str, Any, pa.ipc.RecordBatchStreamWriter]] = {}
+        self._counts: defaultdict[TopicPartition, int] = defaultdict(int)
+        self._foreign = 0
+        self._stamped = 0
+
+    def add(self, record: client.Message, place: int) -> None:
+        headers: Headers = list(record.headers() or [])  # type: ignore[arg-type]
+        said = next((value for name, value in reversed(headers) if name == ORIGIN), None)
+        origin = read_origin(said) if said is not None else None
+        if origin is None:
+            self._foreign += 1
+            return
+        where = TopicPartition(*origin[:2])
+        key, value = _bytes(record.key()), _bytes(record.value())
+        redriven = any(name == REDRIVEN for name, _ in headers)
+        kind, stamp = record.timestamp()
+        self._stamped += kind == client.TIMESTAMP_LOG_APPEND_TIME
+        rows = self._rows[where]
+        rows.append((origin[2], place, redriven, record.topic(), _short(key), _short(value), _spelled(headers), stamp))
+        self._counts[where] += 1
+        if len(rows) >= SPILL_ROWS:
+            self._write(where)
+
+    def _write(self, where: TopicPartition) -> None:
+        if where not in self._files:
+            name = f"{len(self._files)}.arrow"
+            file = pa.OSFile(str(self._folder / name), "wb")
+            self._files[where] = (name, file, pa.ipc.new_stream(file, _SCHEMA))
+        columns = zip(*self._rows.pop(where), strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+        self._files[where][2].write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+
+    def close(self, letters: dict[str, list[int]]) -> None:
+        for where in list(self._rows):
+            self._write(where)
+        for _, file, writer in self._files.values():
+            writer.close()
+            file.close()
+        told = {
+            "files": [(where.topic, where.partition, name) for where, (name, _, _) in self._files.items()],
+            "counts": [(where.topic, where.partition, count) for where, count in self._counts.items()],
+            "letters": letters,
+            "foreign": self._foreign,
+            "stamped": self._stamped,
+        }
+        (self._folder / "done").write_text(json.dumps(told))
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _records(clients: Clients, ends: dict[str, dict[int, int]]) -> Iterator[client.Message]:
+    """Committed records of these topics, up to these offsets."""
+    left = {(topic, number) for topic, parts in ends.items() for number, end in parts.items() if end}
+    reader = clients.output_reader()
+    try:
+        reader.assign([client.TopicPartition(topic, number, client.OFFSET_BEGINNING) for topic, number in left])
+        heard = time.monotonic()
+        while left:
+            for record in reader.consume(10_000, 0.2):
+                heard = time.monotonic()
+                where = (str(record.topic()), int(record.partition() or 0))
+                error = record.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if where in left and error is None and (record.offset() or 0) < ends[where[0]][where[1]]:
+                    yield record
+                else:
+                    left.discard(where)
+            if time.monotonic() - heard > PATIENCE_S:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    finally:
+        reader.close()

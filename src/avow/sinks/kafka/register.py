@@ -1,0 +1,60 @@
+"""Which partitions a pipeline has begun to read, where Kafka does not forget it.
+
+Kafka drops a group's positions when a topic is deleted, and when nobody has committed for offsets.retention.minutes. A
+pipeline that found none would begin anew, and double what is in the output. So the first position of a partition is
+also written into the dead-letter topic, which is compacted and never expires, in the same transaction. A partition that
+stands there and has no position in the group has lost it: a run stops, by name.
+
+Owns: these records. Must not know: transactions. Its neighbours are ``store``, which writes them, and ``letters``, with
+whom they share the topic.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from avow.errors import AvowError, ConfigError, TopicRecreated
+from avow.kafka.log import TopicPartition
+from avow.sinks.kafka.clients import Clients
+from avow.sinks.kafka.letters import committed_records
+
+PREFIX = "avow-began/"
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    topic_id: str
+    start: int
+
+
+def message(where: TopicPartition, began: Began) -> tuple[str, bytes]:
+    """Key and value."""
+    return f"{PREFIX}{where}", json.dumps({"topic_id": began.topic_id, "start": began.start}).encode()
+
+
+def read(clients: Clients, topic: str) -> dict[TopicPartition, Began]:
+    found = {}
+    for record in committed_records(clients, topic):
+        key, value = record.key(), record.value()
+        text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+        if text.startswith(PREFIX) and value is not None:
+            name, _, number = text.removeprefix(PREFIX).rpartition("/")
+            said = json.loads(value)
+            found[TopicPartition(name, int(number))] = Began(said["topic_id"], said["start"])
+    return found
+
+
+def lost(where: TopicPartition, began: Began, topic_id: str) -> AvowError:
+    """Why a partition that was begun has no position."""
+    if began.topic_id != topic_id:
+        return TopicRecreated(
+            f"topic-recreated: {where} was read as topic id {began.topic_id}, but the topic now has id {topic_id}",
+            advice="It was deleted and made again, so its offsets mean other records. Give the pipeline a new name and "
+            "a new output to read the new topic from its declared start.",
+        )
+    return ConfigError(
+        f"the position of {where} is gone from the group, and the output holds what was delivered before",
+        advice="Kafka forgets positions that nobody has committed for offsets.retention.minutes. The output's last "
+        "records carry avow-origin: with it, begin under a new name with source.start at the offsets after them.",
+    )

@@ -1,0 +1,466 @@
+"""The Kafka sink on a real cluster, without Spark: each guarantee, replays, zombies, kills, and what readers see."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.cimpl import NewTopic
+from tests.kafka_stage import Read, Stage, as_read, delivered, read
+
+from avow.engines.redrive import redrive
+from avow.errors import ConfigError, ProtocolViolation, SinkError, Superseded, TopicRecreated
+from avow.kafka import metadata
+from avow.ledger import Counts, OffsetRange
+from avow.local.cluster import Cluster
+from avow.sinks.base import DeadLetter, Selection
+from avow.sinks.kafka import KafkaLetters, KafkaTask, Store
+from avow.sinks.kafka import clients as kafka_clients
+
+pytestmark = pytest.mark.cluster
+
+GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
+Make = Callable[..., Stage]
+
+
+@pytest.fixture
+def stage(cluster: Cluster, tmp_path: Path, make_topic: Callable[..., str]) -> Make:
+    def make(partitions: int = 1, out_partitions: int = 3, **config: str) -> Stage:
+        target = f"o-{uuid4().hex[:12]}"
+        admin = metadata.admin(cluster.bootstrap)
+        config = {name.replace("_", "."): value for name, value in config.items()}
+        admin.create_topics([NewTopic(target, out_partitions, config=config)], operation_timeout=30)[target].result()
+        return Stage(cluster.bootstrap, tmp_path, f"p-{uuid4().hex[:10]}", make_topic(partitions), target)
+
+    return make
+
+
+def values(count: int, start: int = 0) -> list[bytes]:
+    return [b"value %d" % number for number in range(start, start + count)]
+
+
+def origins(found: list[Read]) -> list[int]:
+    return sorted(int(one.origin.rpartition("/")[2]) for one in found)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_records_pass_through_untouched(stage: Make, guarantee: str) -> None:
+    s = stage()
+    keys: list[bytes | None] = [b"k%d" % (n % 7) for n in range(200)]
+    keys[3], keys[4] = None, b""
+    given: list[bytes | None] = [*values(200)]
+    given[5], given[6] = None, b"\x00\xff\xfe not text"
+    headers = [("trace", b"\x01\x02"), ("trace", b"again"), ("empty", b""), ("none", None)]
+    s.produce(given, keys=keys, headers=headers)
+    pipeline = s.pipeline(guarantee)
+    run = s.started(pipeline)
+    report = s.deliver(pipeline, run, 0, 200)
+    assert report.counts == Counts(200, 200, 0, 0)
+    found = {int(one.origin.rpartition("/")[2]): one for one in s.out()}
+    assert sorted(found) == list(range(200))
+    for offset, one in found.items():
+        assert (one.key, one.value, one.timestamp_ms) == (keys[offset], given[offset], 1_700_000_000_000 + offset)
+        assert one.headers == [*headers, ("avow-origin", f"{s.source}/0/{offset}".encode())]
+    entry = s.entries(pipeline)[0]
+    assert (entry.position, entry.run, entry.counts) == (200, run, Counts(200, 200, 0, 0))
+    assert entry.last is not None
+    assert entry.last.offset == 199
+    # Order by key: offsets of one key ascend within the one partition that has it.
+    for key in {*keys} - {None}:
+        mine = [one for one in found.values() if one.key == key]
+        assert len({one.partition for one in mine}) == 1
+        by_place = sorted(mine, key=lambda one: one.offset)
+        assert [one.timestamp_ms for one in by_place] == sorted(one.timestamp_ms for one in mine)
+
+
+def test_replay_overlap_and_gap(stage: Make) -> None:
+    s = stage()
+    s.produce(values(100))
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 50)
+    assert not s.deliver(pipeline, run, 0, 50).done, "a replay has nothing to do"
+    assert s.deliver(pipeline, run, 30, 80).done == OffsetRange(s.source, 0, 50, 80)
+    with pytest.raises(ProtocolViolation, match="pass over"):
+        s.deliver(pipeline, run, 90, 100)
+    s.deliver(pipeline, run, 80, 100)
+    assert origins(s.out()) == list(range(100))
+    assert s.entries(pipeline)[0].counts == Counts(100, 100, 0, 0)
+
+
+@pytest.mark.parametrize("where", ["before", "in", "claimed", "after"])
+def test_kill_9_around_the_transaction(stage: Make, where: str) -> None:
+    s = stage()
+    s.produce(values(3000))
+    path = s.file()
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    child = s.child(path, run, 0, 2000, where)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL, err
+    assert out.strip() == where
+    assert s.entries(pipeline)[0].position == (2000 if where == "after" else 0)
+    # The next attempt need not wait for the time-out of what was left open.
+    started = time.monotonic()
+    s.deliver(pipeline, run, 0, 2000)
+    s.deliver(pipeline, run, 2000, 3000)
+    assert time.monotonic() - started < 30
+    assert origins(s.out()) == list(range(3000))
+    if where in ("in", "claimed"):
+        assert len(s.out("read_uncommitted")) > 3000, "the aborted records are there, and invisible"
+
+
+@pytest.mark.parametrize(("guarantee", "times"), [("at-least-once", 2), ("at-most-once", 0)])
+def test_killed_between_two_acts_the_weaker_words_show_what_they_permit(
+    stage: Make, guarantee: str, times: int
+) -> None:
+    s = stage()
+    s.produce(values(500))
+    path = s.file(guarantee)
+    pipeline = s.pipeline(guarantee)
+    run = s.started(pipeline)
+    child = s.child(path, run, 0, 500, "between")
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL, err
+    s.deliver(pipeline, run, 0, 500)
+    assert origins(s.out()) == sorted([*range(500)] * times)
+
+
+def test_a_zombie_is_fenced(stage: Make) -> None:
+    s = stage()
+    s.produce(values(1000))
+    path = s.file()
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    zombie = s.child(path, run, 0, 1000, "stop-in")
+    assert zombie.stdout is not None
+    assert zombie.stdout.readline().strip() == "stop-in"
+    newer = s.started(pipeline)
+    assert newer == run + 1
+    s.deliver(pipeline, newer, 0, 1000)
+    os.kill(zombie.pid, signal.SIGCONT)
+    _, err = zombie.communicate(timeout=60)
+    assert zombie.returncode == 1
+    assert "fenced" in err
+    assert origins(s.out()) == list(range(1000))
+    # Of the same run as well: another attempt of the same task.
+    with pytest.raises(Superseded):
+        s.deliver(pipeline, run, 0, 1000)
+
+
+def test_a_kept_producer_that_was_fenced_is_noticed_at_once(stage: Make) -> None:
+    """Two workers take turns, and one of them dies: nobody may find out at the end of a batch."""
+    s = stage()
+    s.produce(values(60))
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    workers = [kafka_clients.Clients(pipeline) for _ in range(2)]
+    for turn in range(6):
+        planned = OffsetRange(s.source, 0, turn * 10, turn * 10 + 10)
+        delivered(pipeline, run, planned, KafkaTask(pipeline, run, workers[turn % 2]))
+        s.child(s.file(), run, planned.start, planned.until, "before").communicate(timeout=60)
+    assert origins(s.out()) == list(range(60))
+    for worker in workers:
+        worker.close()
+
+
+def test_a_transaction_that_timed_out_is_named_and_done_again(stage: Make) -> None:
+    s = stage()
+    s.produce(values(100))
+    pipeline = s.pipeline("exactly-once", '[sink.kafka]\n"transaction.timeout.ms" = 2000')
+    run = s.started(pipeline)
+    task = KafkaTask(pipeline, run)
+    wrote = task.bury
+
+    def slowly(letters: list[DeadLetter]) -> None:
+        wrote(letters)
+        task._producer.flush(10)
+        time.sleep(14)  # the coordinator looks every ten seconds
+
+    task.bury = slowly  # type: ignore[method-assign]
+    with pytest.raises(SinkError, match=r"aborted by Kafka after its transaction.timeout.ms of 2000"):
+        delivered(pipeline, run, OffsetRange(s.source, 0, 0, 100), task)
+    assert s.out() == []
+    s.deliver(pipeline, run, 0, 100)
+    assert origins(s.out()) == list(range(100))
+
+
+def test_a_reader_of_committed_records_sees_each_once_and_in_order_while_writers_die(stage: Make) -> None:
+    s = stage(out_partitions=2)
+    s.produce(values(4000), keys=[b"k%d" % (n % 50) for n in range(4000)])
+    path = s.file()
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    seen: list[Read] = []
+    enough = threading.Event()
+
+    def follow() -> None:
+        consumer = Consumer(
+            {"bootstrap.servers": s.bootstrap, "group.id": "follow", "enable.auto.commit": False},
+            logger=metadata.QUIET,
+        )
+        consumer.assign([TopicPartition(s.target, n, 0) for n in range(2)])
+        while not enough.is_set():
+            message = consumer.poll(0.1)
+            if message is not None and not message.error():
+                seen.append(as_read(message))
+        consumer.close()
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    try:
+        for turn, where in enumerate(("in", "claimed", "after", "in", "before", "claimed", "after", "in")):
+            child = s.child(path, run, turn * 500, turn * 500 + 500, where)
+            child.communicate(timeout=60)
+            s.deliver(pipeline, run, turn * 500, turn * 500 + 500)
+        deadline = time.monotonic() + 20
+        while len(seen) < 4000 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1)
+    finally:
+        enough.set()
+        reader.join()
+    assert origins(seen) == list(range(4000))
+    for key in {one.key for one in seen}:
+        mine = [int(one.origin.rpartition("/")[2]) for one in seen if one.key == key]
+        assert mine == sorted(mine)
+
+
+def test_dead_letters_are_in_the_same_transaction_and_can_be_redriven_once(stage: Make) -> None:
+    s = stage()
+    given = [json.dumps({"id": n}).encode() for n in range(20)]
+    given[3], given[7] = b"{", b'{"id": "seven"}'
+    s.produce(given, keys=[b"%d" % n for n in range(20)], headers=[("h", b"\xff")])
+    decode = 'format = "json"\nschema = "id long not null"'
+    pipeline = s.pipeline(decode=decode)
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 20).counts == Counts(20, 18, 2, 0)
+    assert {one.value for one in s.out()} == {*given} - {given[3], given[7]}, "bytes untouched"
+    with KafkaLetters(pipeline) as letters:
+        assert [(reason, count) for reason, count, _ in letters.by_reason(Selection())] == [
+            ("not-json", 1),
+            ("wrong-type", 1),
+        ]
+        found = letters.select(Selection(), 10)
+        assert [(one.offset, one.key, one.value, one.headers) for one in found] == [
+            (3, b"3", given[3], [("h", b"\xff")]),
+            (7, b"7", given[7], [("h", b"\xff")]),
+        ]
+        assert letters.select(Selection(reason="wrong-type", from_offset=7, until_offset=8), 10) == found[1:]
+    # The schema was wrong, not the record.
+    mended = s.pipeline(decode='format = "json"\nschema = "id string not null"')
+    for expected in (1, 0):
+        done = redrive(mended, Selection(reason="wrong-type"), lambda: pytest.fail("no Spark is needed"))
+        assert (done.written, done.still_dead) == (expected, 0)
+    assert origins(s.out()) == [n for n in range(20) if n != 3]
+    assert s.entries(pipeline)[0].counts == Counts(20, 19, 1, 0)
+    with KafkaLetters(pipeline) as letters:
+        assert [one.offset for one in letters.select(Selection(), 10)] == [3]
+
+
+def test_what_the_topic_would_refuse_is_a_dead_letter(stage: Make) -> None:
+    s = stage(max_message_bytes="4000")
+    given = values(50)
+    given[10] = os.urandom(5000)
+    s.produce(given)
+    s.produce([b"from far ahead"], timestamp_ms=int(time.time() * 1000) + 59 * 60_000 + 55_000)
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 51).counts == Counts(51, 49, 2, 0)
+    with KafkaLetters(pipeline) as letters:
+        large, ahead = letters.select(Selection(), 10)
+    assert (large.offset, large.reason, large.value) == (10, "refused-by-sink", given[10])
+    assert "max.message.bytes is 4,000" in large.detail
+    assert "message.timestamp.after.max.ms" in ahead.detail
+
+
+def test_a_record_of_twenty_megabytes(stage: Make, cluster: Cluster) -> None:
+    s = stage(max_message_bytes="30000000")
+    admin = metadata.admin(cluster.bootstrap)
+    name = f"t-{uuid4().hex[:12]}"
+    admin.create_topics([NewTopic(name, 1, config={"max.message.bytes": "30000000"})])[name].result()
+    s.source = name
+    given = [b"small", os.urandom(20_000_000), b"small too"]
+    s.produce(given)
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 3)
+    assert [one.value for one in s.out()] == given
+
+
+def test_routes_are_declared(stage: Make, cluster: Cluster) -> None:
+    s = stage()
+    a, b = f"{s.target}-a", f"{s.target}-b"
+    rows = [{"id": n, "to": to} for n, to in enumerate(["a", "b", "a", "c", None, "../x"])]
+    s.produce([json.dumps(row).encode() for row in rows])
+    pipeline = s.pipeline(
+        sink=f'topic = "{s.target}-{{to}}"\nroutes = ["{a}", "{b}"]',
+        decode='format = "json"\nschema = "id long not null, to string"',
+    )
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 6).counts == Counts(6, 3, 3, 0)
+    assert origins(read(s.bootstrap, a)) == [0, 2]
+    assert origins(read(s.bootstrap, b)) == [1]
+    there = metadata.admin(cluster.bootstrap).list_topics(timeout=10).topics
+    assert f"{s.target}-c" not in there
+    with KafkaLetters(pipeline) as letters:
+        assert all("sink.routes" in one.detail for one in letters.select(Selection(), 10))
+
+
+def test_switches(stage: Make) -> None:
+    s = stage()
+    s.produce([b"v"], keys=[b"k"], headers=[("h", b"1")])
+    pipeline = s.pipeline(sink='origin = false\nheaders = "drop"\ntimestamps = "now"')
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 1)
+    (one,) = s.out()
+    assert (one.headers, one.value, one.key) == ([], b"v", b"k")
+    assert abs(one.timestamp_ms / 1000 - time.time()) < 60
+
+
+def test_a_foreign_member_is_named(stage: Make) -> None:
+    s = stage()
+    s.produce(values(1))
+    pipeline = s.pipeline()
+    s.started(pipeline)
+    consumer = Consumer(
+        {"bootstrap.servers": s.bootstrap, "group.id": s.name, "client.id": "somebody", "session.timeout.ms": 6000},
+        logger=metadata.QUIET,
+    )
+    consumer.subscribe([s.source])
+    deadline = time.monotonic() + 30
+    while not consumer.assignment() and time.monotonic() < deadline:
+        consumer.poll(0.2)
+    try:
+        with Store(pipeline) as store, pytest.raises(ConfigError, match=r"somebody at 127\.0\.0\.1"):
+            store.prepare()
+    finally:
+        consumer.close()
+    with Store(pipeline) as store:
+        store.prepare()
+
+
+def test_an_offset_that_somebody_else_committed_is_no_position(stage: Make) -> None:
+    s = stage()
+    s.produce(values(10))
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    admin = metadata.admin(s.bootstrap)
+    wrong = ConsumerGroupTopicPartitions(s.name, [TopicPartition(s.source, 0, 7)])
+    admin.alter_consumer_group_offsets([wrong])[s.name].result()
+    with pytest.raises(ConfigError, match="committed to it by somebody else"):
+        s.deliver(pipeline, run, 0, 10)
+    with Store(pipeline) as store, pytest.raises(ConfigError, match="committed to it by somebody else"):
+        store.open_run()
+    assert s.out() == []
+
+
+def test_two_runs_that_start_at_once(stage: Make) -> None:
+    s = stage(partitions=2)
+    s.produce(values(10))
+    pipeline = s.pipeline()
+    first = s.started(pipeline)
+    second = s.started(pipeline)
+    assert (first, second) == (1, 2)
+    with pytest.raises(Superseded):
+        s.deliver(pipeline, first, 0, 10)
+    s.deliver(pipeline, second, 0, 10)
+    assert origins(s.out()) == list(range(10))
+
+
+def test_aborted_input_is_not_passed_on(stage: Make) -> None:
+    s = stage()
+    producer = Producer({"bootstrap.servers": s.bootstrap, "transactional.id": f"up-{s.name}"}, logger=metadata.QUIET)
+    producer.init_transactions(30)
+    for turn in range(9):
+        producer.begin_transaction()
+        for number in range(10):
+            producer.produce(s.source, b"%s %d" % (b"bad" if turn % 3 == 2 else b"good", number), partition=0)
+        if turn % 3 == 2:
+            producer.flush(30)
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 99)  # 90 records and 9 markers
+    found = s.out()
+    assert len(found) == 60
+    assert all(one.value is not None and one.value.startswith(b"good") for one in found)
+    assert s.entries(pipeline)[0].position == 99
+
+
+# Java's own partitioner, by its published vectors (org.apache.kafka.common.utils.UtilsTest).
+MURMUR2 = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def test_keys_land_where_java_puts_them(stage: Make) -> None:
+    s = stage(out_partitions=7)
+    s.produce(values(len(MURMUR2)), keys=[*MURMUR2])
+    pipeline = s.pipeline()
+    s.deliver(pipeline, s.started(pipeline), 0, len(MURMUR2))
+    assert {one.key: one.partition for one in s.out()} == {k: (h & 0x7FFFFFFF) % 7 for k, h in MURMUR2.items()}
+
+
+def test_a_python_transform_gives_json_with_the_records_own_key_and_headers(stage: Make) -> None:
+    s = stage()
+    given: list[bytes | None] = [json.dumps({"id": n, "amount": n / 4}).encode() for n in range(10)]
+    s.produce(given, keys=[b"\xff%d" % n for n in range(10)], headers=[("h", b"\x00")])
+    pipeline = s.pipeline(
+        decode='format = "json"\nschema = "id long not null, amount double"',
+        more='[transform]\npython = "tests.transforms:even_with_cents"',
+    )
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 10).counts == Counts(10, 5, 0, 5)
+    found = {one.key: one for one in s.out()}
+    assert found.keys() == {b"\xff%d" % n for n in range(0, 10, 2)}
+    assert json.loads(found[b"\xff4"].value or b"") == {"id": 4, "amount": 1.0, "cents": 100}
+    assert found[b"\xff4"].headers[0] == ("h", b"\x00")
+
+
+def test_an_output_on_another_cluster(stage: Make) -> None:
+    """The same brokers under another address stand for another cluster: positions and records are two acts."""
+    s = stage()
+    s.produce(values(50))
+    elsewhere = ",".join(reversed(s.bootstrap.split(",")))
+    assert elsewhere != s.bootstrap
+    with pytest.raises(ConfigError, match="a Kafka transaction ends at its cluster"):
+        s.pipeline("exactly-once", f'brokers = "{elsewhere}"')
+    pipeline = s.pipeline("at-least-once", f'brokers = "{elsewhere}"')
+    run = s.started(pipeline)
+    assert s.deliver(pipeline, run, 0, 30).counts == Counts(30, 30, 0, 0)
+    assert s.deliver(pipeline, run, 0, 50).done == OffsetRange(s.source, 0, 30, 50)
+    assert origins(s.out()) == list(range(50))
+
+
+def test_a_position_that_kafka_forgot_is_not_begun_anew(stage: Make, cluster: Cluster) -> None:
+    s = stage()
+    s.produce(values(10))
+    pipeline = s.pipeline()
+    s.deliver(pipeline, s.started(pipeline), 0, 10)
+    admin = metadata.admin(cluster.bootstrap)
+    admin.delete_consumer_groups([s.name])[s.name].result()  # as after offsets.retention.minutes
+    with pytest.raises(ConfigError, match="is gone from the group"):
+        s.started(pipeline)
+    # With the topic its positions go too, at once.
+    admin.delete_topics([s.source], operation_timeout=30)[s.source].result()
+    time.sleep(1)
+    admin.create_topics([NewTopic(s.source, 1)], operation_timeout=30)[s.source].result()
+    with pytest.raises(TopicRecreated):
+        s.started(pipeline)
+    assert origins(s.out()) == list(range(10))

@@ -1,0 +1,190 @@
+"""Rows as output records, the ledger's text and the JSON they are made of, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from avow.errors import ConfigError
+from avow.kafka.log import TopicPartition
+from avow.kafka.reader import HEADERS, headers_column, headers_from_text, headers_to_text
+from avow.ledger import Counts, Entry, Fingerprint
+from avow.plan import load_checked, plan
+from avow.settings import Pipeline
+from avow.sinks import json as as_json
+from avow.sinks.kafka import entries
+from avow.sinks.kafka.clients import Limits
+from avow.sinks.kafka.entries import Kept
+from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_oversized
+
+WHERE = TopicPartition("t", 0)
+
+
+def pipeline(folder: Path, sink: str = 'topic = "out"', *, guarantee: str = "exactly-once", more: str = "") -> Pipeline:
+    path = folder / "p.toml"
+    path.write_text(
+        f'name = "p"\nguarantee = "{guarantee}"\n[source]\nbrokers = "a:1"\ntopics = ["in"]\n'
+        f'[decode]\nformat = "json"\nschema = "id long not null, region string, n double"\n'
+        f'[sink]\nkind = "kafka"\n{sink}\n{more}'
+    )
+    return load_checked(path)
+
+
+def refused(folder: Path, sink: str, **more: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        pipeline(folder, sink, **more)
+    return str(error.value)
+
+
+def test_the_ledgers_text_comes_back_as_it_went() -> None:
+    entry = Entry(
+        10**15, "a" * 22, 10**6, Counts(10**12, 10**12, 0, 0), Fingerprint(10**15 - 1, 1_700_000_000_000, 2**32 - 1)
+    )
+    kept = Kept(entry, 5, 17, 1_700_000_000_000)
+    text = entries.written(kept)
+    assert len(text.encode()) < 400, "a broker takes 4,096 unless told otherwise, and a careful one less"
+    assert entries.read("g", WHERE, 10**15, text) == kept
+    none = Kept(Entry(0, "id", 1), 0, 0, 0)
+    assert entries.read("g", WHERE, 0, entries.written(none)) == none
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "x", "[]", "{}", '{"avow":1}', '{"avow":1,"run":1,"topic_id":"a","counts":[1,0,0,0]}']
+)
+def test_what_somebody_else_wrote_is_no_position(text: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"g is this pipeline's ledger, and offset 7 of t/0"):
+        entries.read("g", WHERE, 7, text)
+
+
+def test_a_newer_ledger_is_refused() -> None:
+    with pytest.raises(ConfigError, match="version 2"):
+        entries.read("g", WHERE, 7, '{"avow":2}')
+
+
+def test_json_is_exact() -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "id": pa.array([2**63 - 1, None], pa.int64()),
+            "text": ['quote " back \\ line \n é 🎈', "plain"],
+            "d": pa.array([Decimal("0.10"), None], pa.decimal128(38, 2)),
+            "f": [0.1, 1e300],
+            "at": pa.array([datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)]),
+            "b": pa.array([b"\xff\x00", b""]),
+            "l": [[1, None], []],
+            'we"ird': [True, False],
+        }
+    )
+    values, wrong = as_json.objects(rows)
+    assert wrong == {}
+    first, second = (json.loads(value, parse_float=Decimal) for value in values.to_pylist())
+    assert first["id"] == 2**63 - 1
+    assert first["text"] == 'quote " back \\ line \n é 🎈'
+    assert first["d"] == Decimal("0.10")
+    assert float(first["f"]) == 0.1
+    assert float(second["f"]) == 1e300
+    assert first["at"] == "0001-01-01T00:00:00.000000Z"
+    assert second["at"] == "9999-12-31T23:59:59.999999Z"
+    assert (first["b"], second["b"]) == ("/wA=", "")
+    assert (first["l"], second["l"]) == ([1, None], [])
+    assert (first['we"ird'], second["d"], second["id"]) == (True, None, None)
+
+
+def test_json_has_no_word_for_nan() -> None:
+    values, wrong = as_json.objects(
+        pa.RecordBatch.from_pydict({"a": [1.0, float("nan"), None], "b": [float("inf"), 1.0, 1.0]})
+    )
+    assert wrong == {0: "b: JSON has no word for inf", 1: "a: JSON has no word for nan"}
+    assert values.to_pylist() == [None, None, b'{"a":null,"b":1}']
+
+
+def test_origins() -> None:
+    assert read_origin(b"a.b-c/12/34") == ("a.b-c", 12, 34)
+    assert [read_origin(text) for text in (b"", b"a", b"a/b/c", b"a/-1/2", b"a/1/2/3", "a/\N{SUPERSCRIPT TWO}/1")] == [
+        None
+    ] * 6
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    size = len(next(iter(columns.values())))
+    lineage = {
+        "_kafka_topic": pa.array(["in"] * size),
+        "_kafka_partition": pa.array([3] * size, pa.int32()),
+        "_kafka_offset": pa.array(range(size), pa.int64()),
+        "_kafka_timestamp": pa.array([0] * size, pa.int64()).cast(pa.timestamp("us", "UTC")),
+        "_kafka_key": pa.array([b"k"] * size),
+        "_kafka_headers": pa.nulls(size, HEADERS),
+        "_kafka_value": pa.array([b"v"] * size),
+    }
+    return pa.RecordBatch.from_pydict(columns | lineage)
+
+
+def test_routes_name_declared_topics_only(tmp_path: Path) -> None:
+    routed = pipeline(tmp_path, 'topic = "o-{region}"\nroutes = ["o-eu", "o-us"]')
+    found = Mapper(routed).messages(batch(region=pa.array(["eu", "us", "xx", None])))
+    assert found.topics == ["o-eu", "o-us", None, None]
+    assert sorted(found.refused) == [2, 3]
+    assert "region = 'xx'" in found.refused[2]
+    assert output_topics(routed.sink, ["in"]) == ["o-eu", "o-us"]  # type: ignore[arg-type]
+    mirror = pipeline(tmp_path, 'topic = "copy.{_kafka_topic}"')
+    assert output_topics(mirror.sink, ["in", "other"]) == ["copy.in", "copy.other"]  # type: ignore[arg-type]
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    assert "sink.topic: is missing" in refused(tmp_path, "")
+    assert "is read by this pipeline too" in refused(tmp_path, 'topic = "in"')
+    assert "is read by this pipeline too" in refused(tmp_path, 'topic = "{_kafka_topic}"')
+    assert "sink.routes: is missing" in refused(tmp_path, 'topic = "o-{region}"')
+    assert "sink.routes: is for a topic" in refused(tmp_path, 'topic = "o"\nroutes = ["o"]')
+    assert "'nowhere' is not a column" in refused(tmp_path, 'topic = "o-{nowhere}"\nroutes = ["o-1"]')
+    for wrong in ("a b", "../x", "o-{region!r}", "o-{region.x}", "o-{", "", "."):
+        assert "sink.topic" in refused(tmp_path, f'topic = "{wrong}"\nroutes = ["o-1"]'), wrong
+    assert "does not offer upsert" in refused(tmp_path, 'topic = "o"\nmode = "upsert"\nkey = ["id"]')
+    assert "is avow's own" in refused(tmp_path, 'topic = "o"\n[sink.kafka]\n"transactional.id" = "x"')
+    assert "a transaction ends at its cluster" in refused(tmp_path, 'topic = "o"\nbrokers = "b:1"').replace(
+        "Kafka ", ""
+    )
+    assert pipeline(tmp_path, 'topic = "o"\nbrokers = "b:1"', guarantee="at-least-once").elsewhere
+    assert not pipeline(tmp_path, 'topic = "o"\nbrokers = "a:1"').elsewhere, "the source's own is the same cluster"
+
+
+def test_the_plan_says_that_the_group_is_reserved(tmp_path: Path) -> None:
+    made = plan(pipeline(tmp_path))
+    assert any("The group p is reserved" in warning for warning in made.warnings)
+    assert not any("Database" in warning for warning in made.warnings)
+    hops = {hop.name: hop for hop in made.hops}
+    assert "committed offset of the Kafka group p" in hops["positions"].does
+    assert "topic p.dead-letters" in hops["dead letters"].does
+    assert "Kafka topic out" in hops["sink"].does
+
+
+def test_a_null_value_is_kept_unless_declared_otherwise(tmp_path: Path) -> None:
+    assert pipeline(tmp_path).tombstones == "keep"
+
+
+def test_sizes_and_times_are_judged_by_topic() -> None:
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    messages = Messages(
+        ["a", "a", "b", "b", "b"],
+        [None] * 5,
+        [b"x" * 900, b"x" * 2000, b"x" * 2000, b"", None],
+        [[] for _ in range(5)],
+        [now, now, now, now + 7_200_000, 1],
+    )
+    hour, ever = 3_600_000, 2**63 - 1
+    refuse_oversized(messages, {"a": Limits(1, 1100, ever, hour), "b": Limits(1, 5000, hour, hour)})
+    assert sorted(messages.refused) == [1, 3, 4]
+    assert "max.message.bytes is 1,100" in messages.refused[1]
+    assert "after.max.ms" in messages.refused[3]
+    assert "before.max.ms" in messages.refused[4]
+
+
+def test_headers_go_through_text_and_back() -> None:
+    given = headers_column([[("a", b"\xff"), ("a", None), ("é", b"")], None, [("b", b"1")]])
+    assert headers_from_text(headers_to_text(given)).equals(given)
+    none = pa.nulls(2, HEADERS)
+    assert headers_from_text(headers_to_text(none)).equals(none)
