@@ -46,6 +46,7 @@ Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 PATIENCE_S = 60.0
 PRODUCERS_MAX = 8  # transactional ones, per process
 LIMITS_KEPT_S = 60.0
+NEWS_S = 5.0  # a broker learns of a new topic a moment after the one that was asked to make it
 
 # Abandoned for so long, a transaction is aborted by the cluster. Until then it holds up readers of committed records;
 # a new run ends it sooner. A task has this long for its range.
@@ -329,9 +330,11 @@ class Clients:
         resource = ConfigResource(ResourceType.TOPIC, topic)
 
         def request(admin: AdminClient) -> Limits:
-            count = len(_partitions(admin, topic))
-            if not count:
-                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+            news_by = time.monotonic() + NEWS_S
+            while not (count := len(_partitions(admin, topic))):
+                if time.monotonic() > news_by:
+                    raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+                time.sleep(0.1)
             config = admin.describe_configs([resource], request_timeout=PATIENCE_S)[resource].result(PATIENCE_S)
             names = ("max.message.bytes", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
             return Limits(count, *(int(config[name].value) for name in names))
