@@ -286,9 +286,16 @@ class Clients:
         """
         if ledger not in self._admins:
             self._admins[ledger] = _made(AdminClient, self._ledger_settings if ledger else self._output_settings)
+        news_by = time.monotonic() + NEWS_S
         try:
             with as_ours(what):
-                return request(self._admins[ledger])
+                while True:
+                    try:
+                        return request(self._admins[ledger])
+                    except KafkaException as error:
+                        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > news_by:
+                            raise
+                    time.sleep(0.1)
         except AvowError:
             self._admins.pop(ledger, None)
             raise
@@ -330,11 +337,9 @@ class Clients:
         resource = ConfigResource(ResourceType.TOPIC, topic)
 
         def request(admin: AdminClient) -> Limits:
-            news_by = time.monotonic() + NEWS_S
-            while not (count := len(_partitions(admin, topic))):
-                if time.monotonic() > news_by:
-                    raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-                time.sleep(0.1)
+            count = len(_partitions(admin, topic))
+            if not count:
+                raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             config = admin.describe_configs([resource], request_timeout=PATIENCE_S)[resource].result(PATIENCE_S)
             names = ("max.message.bytes", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
             return Limits(count, *(int(config[name].value) for name in names))
