@@ -108,6 +108,7 @@ def look(rig: Rig, output: str, expected: int) -> tuple[list[Commit], str]:
             "bootstrap.servers": rig.cluster.bootstrap,
             "group.id": "bench-look",
             "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
         },

@@ -76,6 +76,8 @@ def read(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[
             "bootstrap.servers": bootstrap,
             "group.id": "reader",
             "isolation.level": isolation,
+            # A leader that is new may not know its end yet, and say of any offset that it is not there.
+            "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
         },

@@ -204,7 +204,12 @@ def test_a_reader_of_committed_records_sees_each_once_and_in_order_while_writers
 
     def follow() -> None:
         consumer = Consumer(
-            {"bootstrap.servers": s.bootstrap, "group.id": "follow", "enable.auto.commit": False},
+            {
+                "bootstrap.servers": s.bootstrap,
+                "group.id": "follow",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            },
             logger=metadata.QUIET,
         )
         consumer.assign([TopicPartition(s.target, n, 0) for n in range(2)])

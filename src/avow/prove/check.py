@@ -255,6 +255,7 @@ def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
             "bootstrap.servers": bootstrap,
             "group.id": "prove-check",
             "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",  # a new leader may not know its end yet, and deny any offset
             "enable.auto.commit": False,
             "enable.partition.eof": True,
         },

@@ -46,6 +46,7 @@ Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 PATIENCE_S = 60.0
 PRODUCERS_MAX = 8  # transactional ones, per process
 LIMITS_KEPT_S = 60.0
+NEWS_S = 5.0  # a broker learns of a new topic a moment after the one that was asked to make it
 
 # Abandoned for so long, a transaction is aborted by the cluster. Until then it holds up readers of committed records;
 # a new run ends it sooner. A task has this long for its range.
@@ -285,9 +286,16 @@ class Clients:
         """
         if ledger not in self._admins:
             self._admins[ledger] = _made(AdminClient, self._ledger_settings if ledger else self._output_settings)
+        news_by = time.monotonic() + NEWS_S
         try:
             with as_ours(what):
-                return request(self._admins[ledger])
+                while True:
+                    try:
+                        return request(self._admins[ledger])
+                    except KafkaException as error:
+                        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > news_by:
+                            raise
+                    time.sleep(0.1)
         except AvowError:
             self._admins.pop(ledger, None)
             raise
