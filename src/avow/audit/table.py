@@ -19,7 +19,7 @@ from avow.audit.findings import Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Pipeline, Postgres
+from avow.settings import Delta, Iceberg, Pipeline, Postgres
 
 
 class Reading(Protocol):
@@ -59,8 +59,10 @@ def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:
             from avow.audit.postgres import PostgresReading
 
             return PostgresReading(pipeline, snapshot)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.audit.lake import LakeReading
+
+            return LakeReading(pipeline, snapshot)
 
 
 class Ordered:

@@ -43,9 +43,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from avow import __version__, ledger, sinks
+from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.progress import Observer, Progress
-from avow.engines.task import Preparing, Work, decoded, deliver, python_transform
+from avow.engines.task import Preparing, Work, commit_staged, decoded, deliver, python_transform
 from avow.errors import (
     AvowError,
     ConfigError,
@@ -61,7 +62,7 @@ from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
 from avow.settings import Pipeline, revealed
-from avow.sinks.base import DriverSink
+from avow.sinks.base import CommittingSink, DriverSink
 
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
@@ -110,10 +111,11 @@ EXECUTORS_ADVICE = (
     "machine, or send them with spark.archives and spark.pyspark.python. See docs/CLUSTER.md."
 )
 
-REPORT = "topic string, partition int, stop string, message string, advice string"
+REPORT = "topic string, partition int, stop string, message string, advice string, staged binary"
 _REPORT = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32())]
     + [(name, pa.string()) for name in ("stop", "message", "advice")]
+    + [("staged", pa.binary())]
 )
 
 
@@ -552,12 +554,16 @@ class _Attempt:
         ranges = self._planned(batch)
         if not ranges:
             return
-        work = Work(self._pipeline, self._run, batch, ranges)
-        seen = set()
+        work = Work(self._pipeline, self._run, batch, ranges, self._store.brief())
+        seen, staged = set(), []
         for report in work_frame(frame, work).collect():
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
             seen.add(TopicPartition(report.topic, report.partition))
+            staged += [bytes(report.staged)] if report.staged is not None else []
+        if staged:
+            assert isinstance(self._store, CommittingSink)
+            commit_staged(staged, work, self._store)
         for where, planned in ranges.items():
             if where not in seen:  # nothing visible in it: no task has claimed it
                 self._store.claim(planned, self._run, batch)
@@ -664,10 +670,12 @@ def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.Recor
     # From bytes and not from Python values: those would import pandas, half a second for a worker's first task.
     columns = [_text(where.topic), pa.Array.from_buffers(pa.int32(), 1, [None, _bytes(where.partition)])]
     try:
-        deliver(prepare, work.ranges[where], work, sinks.task_sink(work.pipeline, work.run))
+        sink = sinks.task_sink(work.pipeline, work.run, work.brief)
+        report = deliver(prepare, work.ranges[where], work, sink)
         told = [pa.nulls(1, pa.string())] * 3
+        told.append(pa.nulls(1, pa.binary()) if report.staged is None else binaries(report.staged))
     except tuple(STOPS.values()) as stop:
-        told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice)]
+        told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice), pa.nulls(1, pa.binary())]
     return pa.RecordBatch.from_arrays([*columns, *told], schema=_REPORT)
 
 

@@ -24,6 +24,8 @@ from avow.settings.tree import (
     DeadLetters,
     Decode,
     Delta,
+    Iceberg,
+    Lake,
     Mode,
     Pipeline,
     Postgres,
@@ -33,7 +35,7 @@ from avow.settings.tree import (
     Transform,
     revealed,
 )
-from avow.settings.values import Offsets, Problem, Start, Table
+from avow.settings.values import Offsets, PartitionBy, Problem, Start, Table
 
 __all__ = [
     "REST_COLUMN",
@@ -43,8 +45,11 @@ __all__ = [
     "DeadLetters",
     "Decode",
     "Delta",
+    "Iceberg",
+    "Lake",
     "Mode",
     "Offsets",
+    "PartitionBy",
     "Pipeline",
     "Postgres",
     "Problem",

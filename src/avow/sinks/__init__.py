@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from avow.guarantee import Guarantee
-from avow.settings import Pipeline, Postgres
-from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, TaskSink
+from avow.settings import Delta, Iceberg, Pipeline, Postgres
+from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, StagingSink, TaskSink
 
-__all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "redriving", "task_sink"]
+if TYPE_CHECKING:
+    from avow.sinks.lake.table import LakeTable
+
+__all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "lake_tables", "redriving", "task_sink"]
 
 _POSTGRES = SinkKind(
     kind="postgres",
@@ -55,7 +59,18 @@ _POSTGRES = SinkKind(
     ),
 )
 
-SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES,)})
+_DELTA = SinkKind(
+    kind="delta",
+    title="Delta Lake",
+    offers=_POSTGRES.offers,
+    assumes=(
+        "The store keeps what it has acknowledged, and puts a file under a new name only if there is none (a local "
+        "file system does, and S3 with conditional puts).",
+        "Nobody restores the table to an older version or removes its transactions; both are looked for at the start.",
+    ),
+)
+
+SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _DELTA)})
 
 
 def driver_sink(pipeline: Pipeline) -> DriverSink:
@@ -65,19 +80,32 @@ def driver_sink(pipeline: Pipeline) -> DriverSink:
             from avow.sinks.postgres import Store
 
             return Store(pipeline)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.driver import LakeDriver
+
+            return LakeDriver(pipeline, *lake_tables(pipeline))
 
 
-def task_sink(pipeline: Pipeline, run: int) -> TaskSink:
-    """The pipeline's sink, for one task of a run."""
+def lake_tables(pipeline: Pipeline) -> tuple[LakeTable, LakeTable]:
+    """A lake's table of rows, and that of its dead letters."""
+    if isinstance(pipeline.sink, Delta):
+        from avow.sinks.delta import open_tables
+
+        return open_tables(pipeline)
+    raise NotImplementedError(pipeline.sink.kind)
+
+
+def task_sink(pipeline: Pipeline, run: int, brief: bytes) -> TaskSink | StagingSink:
+    """The pipeline's sink, for one task of a run. ``brief`` is what the driver's side says to all of them."""
     match pipeline.sink:
         case Postgres():
             from avow.sinks.postgres import PostgresTask
 
             return PostgresTask(pipeline, run)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.staging import LakeStaging
+
+            return LakeStaging(pipeline, run, brief)
 
 
 def redriving(pipeline: Pipeline) -> Redriving:
@@ -87,8 +115,10 @@ def redriving(pipeline: Pipeline) -> Redriving:
             from avow.sinks.postgres import PostgresTask
 
             return PostgresTask(pipeline, run=0)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.redrive import LakeRedriving
+
+            return LakeRedriving(pipeline, *lake_tables(pipeline))
 
 
 def dead_letters(pipeline: Pipeline) -> Letters:
@@ -98,5 +128,7 @@ def dead_letters(pipeline: Pipeline) -> Letters:
             from avow.sinks.postgres import PostgresLetters
 
             return PostgresLetters(pipeline)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.redrive import LakeLetters
+
+            return LakeLetters(*lake_tables(pipeline))
