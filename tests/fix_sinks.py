@@ -7,6 +7,7 @@ sink is read back by readers that are not ours.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,9 @@ from avow.local.postgres import Postgres as PostgresServer
 from avow.plan import load_checked
 from avow.settings import Pipeline
 from avow.sinks.base import CommittingSink
+
+# Without it polars warns that it has no planner of its own.
+os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"
 
 TOPIC = "records"
 SCHEMA = "id long not null, account string not null, amount double, tags array<string>"
@@ -99,7 +103,7 @@ class Bench:
         from pyiceberg.catalog.sql import SqlCatalog
 
         place = f"{self.folder}/warehouse"
-        catalog = SqlCatalog("x", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+        catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
         return pl.scan_iceberg(catalog.load_table(f"lake.{self.table}{suffix}")).collect()
 
     def letters(self) -> list[tuple[int, int, str]]:

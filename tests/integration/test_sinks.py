@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 from tests.fix_sinks import Bench, record
 
-from avow.errors import PositionMoved, ProtocolViolation, Superseded
-from avow.ledger import Counts
+from avow.errors import ConfigError, PositionMoved, ProtocolViolation, Superseded
+from avow.guarantee import Act
+from avow.ledger import Counts, OffsetRange
+from avow.sinks import SINKS
+from avow.sinks.base import CommittingSink
 
-KINDS = ["postgres", "delta"]
+KINDS = ["postgres", "delta", "iceberg"]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 Make = Callable[[str], Bench]
 
@@ -91,8 +94,6 @@ def test_an_older_run_is_fenced(b: Bench, guarantee: str) -> None:
 
 
 def test_a_range_that_no_task_claims(b: Bench) -> None:
-    from avow.ledger import OffsetRange
-
     with b.run() as run:
         run.deliver({0: [record(0)]})
         run.store.claim(OffsetRange("records", 0, 1, 7), run.number, 1)
@@ -145,8 +146,19 @@ def test_dedupe_first_wins(b: Bench, guarantee: str) -> None:
     assert len(b.rows()) == 6
 
 
+def test_what_a_kind_does_not_offer_is_refused(bench: Make) -> None:
+    with pytest.raises(ConfigError, match="Iceberg does not offer upsert; modes: append, dedupe"):
+        bench("iceberg").pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]')
+
+
+@pytest.fixture(params=[kind for kind in KINDS if "upsert" in SINKS[kind].offers])
+def upserting(request: pytest.FixtureRequest, bench: Make) -> Bench:
+    return bench(request.param)
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_upsert_last_wins_and_a_null_value_deletes(b: Bench, guarantee: str) -> None:
+def test_upsert_last_wins_and_a_null_value_deletes(upserting: Bench, guarantee: str) -> None:
+    b = upserting
     pipeline = b.pipeline(guarantee, 'mode = "upsert"', 'key = ["id"]')
     with b.run(pipeline, 1) as run:
         run.deliver(
@@ -161,11 +173,9 @@ def test_upsert_last_wins_and_a_null_value_deletes(b: Bench, guarantee: str) -> 
     assert len(b.rows()) == 4
 
 
-def test_upsert_again_changes_nothing(b: Bench) -> None:
+def test_upsert_again_changes_nothing(upserting: Bench) -> None:
     """Under at-least-once a crash after the write brings the same records again: the offset guard leaves the rows."""
-    from avow.guarantee import Act
-    from avow.sinks.base import CommittingSink
-
+    b = upserting
     pipeline = b.pipeline("at-least-once", 'mode = "upsert"', 'key = ["id"]')
     with b.run(pipeline, 1) as run:
         run.deliver({0: [value(n % 3, f"v{n}") for n in range(9)]})

@@ -22,7 +22,7 @@ from avow.sinks.base import Selection
 pytestmark = pytest.mark.cluster
 
 Make = Callable[..., Scenario]
-KINDS = ["delta"]
+KINDS = ["delta", "iceberg"]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 
 
@@ -41,7 +41,7 @@ def frame(s: Scenario, kind: str, suffix: str = "") -> pl.DataFrame:
     from pyiceberg.catalog.sql import SqlCatalog
 
     place = f"{s.folder}/warehouse"
-    catalog = SqlCatalog("x", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+    catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
     return pl.scan_iceberg(catalog.load_table(f"lake.{s.table}{suffix}")).collect()
 
 

@@ -320,7 +320,7 @@ BAD: dict[str, tuple[tuple[int, str], str]] = {
     "transform with no function": ((SINK, '[transform]\npython = "../x.py"\n[sink]'), "p.toml:13: transform.python: '../x.py' names no function; \"module:function\""),
     "sql without Spark": ((GUARANTEE, 'guarantee = "exactly-once"\nengine = "consumer"\ntransform.sql = "SELECT 1"'), "p.toml:3: engine: the consumer has no SQL; transform.python, or engine = \"spark\""),
     # sink
-    "kind that is not built": ((KIND, 'kind = "mysql"\npath = "/x"'), "p.toml:13: sink.kind: 'mysql' is not known; known kinds: postgres, delta"),
+    "kind that is not built": ((KIND, 'kind = "mysql"\npath = "/x"'), "p.toml:13: sink.kind: 'mysql' is not known; known kinds: postgres, delta, iceberg"),
     "no kind": ((KIND, ""), "p.toml:12: sink.kind: is missing; known kinds: postgres"),
     "kind of no kind": ((KIND, "kind = [1]"), "p.toml:13: sink.kind: [1] is not known"),
     "mode": ((TABLE, 'table = "t"\nmode = "insert"'), "p.toml:16: sink.mode: 'insert' is not known, did you mean upsert?; \"append\", \"dedupe\" or \"upsert\""),

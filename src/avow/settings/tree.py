@@ -318,7 +318,7 @@ class Iceberg(Lake):
 
 # Pydantic puts the kind into the place of an error; ``read`` takes it out again.
 AnySink = Annotated[Postgres | Delta | Iceberg, Field(discriminator="kind")]
-SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres, "delta": Delta}
+SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres, "delta": Delta, "iceberg": Iceberg}
 
 
 def _known_kind(value: Any) -> Any:

@@ -70,7 +70,18 @@ _DELTA = SinkKind(
     ),
 )
 
-SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _DELTA)})
+_ICEBERG = SinkKind(
+    kind="iceberg",
+    title="Iceberg",
+    # No upsert: pyiceberg rewrites whole files for it, in Python, and Spark's MERGE has no place for our positions.
+    offers=MappingProxyType({mode: _POSTGRES.offers[mode] for mode in ("append", "dedupe")}),
+    assumes=(
+        "The catalog keeps what it has acknowledged, and compares the table's newest snapshot before it commits.",
+        "Nobody removes the table's avow.* properties or rolls the table back; both are looked for at the start.",
+    ),
+)
+
+SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _DELTA, _ICEBERG)})
 
 
 def driver_sink(pipeline: Pipeline) -> DriverSink:
@@ -92,7 +103,9 @@ def lake_tables(pipeline: Pipeline) -> tuple[LakeTable, LakeTable]:
         from avow.sinks.delta import open_tables
 
         return open_tables(pipeline)
-    raise NotImplementedError(pipeline.sink.kind)
+    from avow.sinks.iceberg import open_tables as open_iceberg_tables
+
+    return open_iceberg_tables(pipeline)
 
 
 def task_sink(pipeline: Pipeline, run: int, brief: bytes) -> TaskSink | StagingSink:

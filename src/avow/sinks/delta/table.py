@@ -27,7 +27,7 @@ from avow.sinks.delta import stats
 from avow.sinks.lake.book import Book, Held
 from avow.sinks.lake.files import DataFile, Place, place, s3_options
 from avow.sinks.lake.staging import DELETED
-from avow.sinks.lake.table import Chosen, Conflict, Shape
+from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate, quoted
 
 # What a writer can honour by adding files of whole rows. Anything else is refused by its name.
 WRITER_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "checkConstraints", "v2Checkpoint"})
@@ -71,11 +71,12 @@ class DeltaFormat:
     def version(self) -> int:
         return self._at.version()
 
-    def load(self, version: int | None = None) -> bool:
+    def load(self, version: int | str | None = None) -> bool:
         with self._errors("cannot be read"):
             if self._table is None or version is not None:
+                wanted = None if version is None else int(version)
                 try:
-                    self._table = DeltaTable(self._uri, version=version, storage_options=self._options)
+                    self._table = DeltaTable(self._uri, wanted, self._options)
                 except TableNotFoundError:
                     return False
             else:
@@ -128,8 +129,7 @@ class DeltaFormat:
                 fingerprint = Fingerprint(last[0], last[1] or 0, last[2] or 0)
             counts = Counts(read, written, dead, read - written - dead)
             held[where] = Held(Entry(position, topic_id, run, counts, fingerprint), start)
-        appends, redrives = (self._number(self._app(name)) or 0 for name in ("appends", "redrives"))
-        return Book(run, appends, redrives, held)
+        return Book(run, self._number(self._app("redrives")) or 0, held)
 
     def _changes(self, book: Book) -> dict[str, int]:
         """The numbers that differ from those of the version that is loaded."""
@@ -274,14 +274,14 @@ class DeltaFormat:
 
     def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
         self._register(book)
-        topic, partition, offset, _ = map(_quoted, lineage)
+        topic, partition, offset, _ = map(quoted, lineage)
         later = f"t.{topic} <> s.{topic} OR t.{partition} <> s.{partition} OR t.{offset} < s.{offset}"
-        deleted = f"s.{_quoted(DELETED)}"
-        columns = {_quoted(column): f"s.{_quoted(column)}" for column in rows.schema.names if column != DELETED}
+        deleted = f"s.{quoted(DELETED)}"
+        columns = {quoted(column): f"s.{quoted(column)}" for column in rows.schema.names if column != DELETED}
         with self._committing():
             self._at.merge(
                 rows,
-                " AND ".join(f"t.{_quoted(column)} = s.{_quoted(column)}" for column in key),
+                " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key),
                 source_alias="s",
                 target_alias="t",
                 commit_properties=self._properties(book, name),
@@ -292,7 +292,7 @@ class DeltaFormat:
     def remove(self, chosen: Chosen, book: Book, name: str) -> None:
         before = self.version
         with self._committing():
-            self._at.delete(_predicate(chosen), commit_properties=self._properties(book, name))
+            self._at.delete(predicate(chosen), commit_properties=self._properties(book, name))
         if self.version == before:  # there was nothing to remove, so nothing was committed
             self.commit(book, [], name)
 
@@ -300,7 +300,7 @@ class DeltaFormat:
         with self._committing():
             self._at.update(
                 {"redrive": "NULL" if redrive is None else str(redrive)},
-                predicate=_predicate(chosen),
+                predicate=predicate(chosen),
                 commit_properties=self._properties(book, name),
             )
 
@@ -358,7 +358,7 @@ class DeltaFormat:
 
 
 def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
-    numbers = {table._app(): book.run, table._app("appends"): book.appends, table._app("redrives"): book.redrives}
+    numbers = {table._app(): book.run, table._app("redrives"): book.redrives}
     for where, held in book.held.items():
         entry, last = held.entry, held.entry.last
         values: list[int | None] = [entry.counts.read, entry.counts.written, entry.counts.dead]
@@ -378,38 +378,6 @@ def _partition_text(value: Any) -> str | None:
             return str(value).lower()
         case _:
             return str(value)
-
-
-def expression(chosen: Chosen) -> pc.Expression:
-    topic, partition, offset = map(pc.field, chosen.columns)
-    found = (topic == chosen.where.topic) & (partition == chosen.where.partition)
-    if chosen.start is not None:
-        found &= offset >= chosen.start
-    if chosen.until is not None:
-        found &= offset < chosen.until
-    if chosen.offsets is not None:
-        found &= offset.isin(list(chosen.offsets))
-    if chosen.redrive is not None:
-        found &= pc.field("redrive") == chosen.redrive
-    return found
-
-
-def _predicate(chosen: Chosen) -> str:
-    topic, partition, offset = map(_quoted, chosen.columns)
-    found = [f"{topic} = '{chosen.where.topic}'", f"{partition} = {chosen.where.partition}"]  # no topic has a quote
-    if chosen.start is not None:
-        found.append(f"{offset} >= {chosen.start}")
-    if chosen.until is not None:
-        found.append(f"{offset} < {chosen.until}")
-    if chosen.offsets is not None:
-        found.append(f"{offset} IN ({', '.join(map(str, chosen.offsets))})")
-    if chosen.redrive is not None:
-        found.append(f"redrive = {chosen.redrive}")
-    return " AND ".join(found)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,11 +23,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """All of it. ``appends`` counts our commits that brought files: a table that was rolled back has fewer of them than
-    its positions say. ``redrives`` numbers the redrives of dead letters."""
+    """All of it. ``redrives`` numbers the redrives of dead letters."""
 
     run: int = 0
-    appends: int = 0
     redrives: int = 0
     held: Mapping[TopicPartition, Held] = field(default_factory=dict)
 
@@ -51,7 +49,7 @@ def to_json(book: Book) -> str:
         line = [where.topic, where.partition, entry.topic_id, one.start, entry.position]
         line += [counts.read, counts.written, counts.dead]
         held.append(line + ([entry.last.offset, entry.last.timestamp_ms, entry.last.crc32] if entry.last else []))
-    return json.dumps({"run": book.run, "appends": book.appends, "redrives": book.redrives, "held": held})
+    return json.dumps({"run": book.run, "redrives": book.redrives, "held": held})
 
 
 def from_json(text: str) -> Book:
@@ -61,4 +59,4 @@ def from_json(text: str) -> Book:
         counts = Counts(read, written, dead, read - written - dead)
         entry = Entry(position, topic_id, told["run"], counts, Fingerprint(*last) if last else None)
         held[TopicPartition(topic, partition)] = Held(entry, start)
-    return Book(told["run"], told["appends"], told["redrives"], held)
+    return Book(told["run"], told["redrives"], held)

@@ -179,6 +179,7 @@ class LakeDriver:
             schema=self._rows.file_schema(self._shape.schema),
             data=self._rows.data,
             letters=self._letters.data,
+            letter_schema=self._letters.file_schema(graveyard.SCHEMA),
             notes=self._rows.data.under("_avow"),
             partition=self._shape.partition,
             in_files=self._rows.partition_in_files,
@@ -298,10 +299,10 @@ class LakeDriver:
         """The letters from an offset on, in a file of their own."""
         found = read_files(self._letters.data, part.letters)
         found = found.filter(pc.greater_equal(found["offset"], position))
-        writer = FileWriter(
-            self._letters.data, graveyard.SCHEMA, (self._pipeline.name, self._letters.book().run), 1 << 30
-        )
-        for batch in found.to_batches():
+        schema = self._letters.file_schema(graveyard.SCHEMA)
+        name = (self._pipeline.name, self._letters.book().run)
+        writer = FileWriter(self._letters.data, schema, name, self._sink.file_mb << 20)
+        for batch in found.cast(schema).to_batches():
             writer.write(batch)
         return writer.close()
 
@@ -345,10 +346,7 @@ class Acting:
                 entries[where] = replace(entry, counts=entry.counts + counts, last=last or entry.last)
         if not (entries or files or merged is not None):
             return None
-        after = book.with_entries(entries)
-        if files or merged is not None:
-            after = replace(after, appends=after.appends + 1)
-        return Change(after, files, merged)
+        return Change(book.with_entries(entries), files, merged)
 
     def _is_due(self, book: Book, part: Staged) -> bool:
         """Whether a range is still to be done: not if it was claimed, unless this act is the one after the claim."""

@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
 )
 
 
-def as_rows(letters: list[DeadLetter], run: int, now: datetime) -> pa.RecordBatch:
+def as_rows(letters: list[DeadLetter], run: int, now: datetime, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
         [
             {
@@ -59,7 +59,7 @@ def as_rows(letters: list[DeadLetter], run: int, now: datetime) -> pa.RecordBatc
             }
             for letter in letters
         ],
-        schema=SCHEMA,
+        schema=schema,
     )
 
 

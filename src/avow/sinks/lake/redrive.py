@@ -154,7 +154,7 @@ class LakeRedriving:
             counts = entry.counts
             counts = Counts(counts.read, counts.written + written, counts.dead - len(letters), counts.skipped + skipped)
             after = book.with_entries({where: replace(entry, counts=counts)})
-            return Change(replace(after, redrives=number, appends=after.appends + bool(files)), files, merged)
+            return Change(replace(after, redrives=number), files, merged)
 
         self._committed(self._letters, marked)
         self._committed(self._rows, taken_in)

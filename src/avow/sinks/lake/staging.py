@@ -36,6 +36,7 @@ class Brief:
     )  # the table's columns that we fill, required ones not nullable; field ids where the format has some
     data: Place
     letters: Place
+    letter_schema: pa.Schema
     notes: Place  # for files that are not the table's own
     partition: pa.Field | None = None  # the column that partitions, as it is derived from the rows
     in_files: bool = True  # whether that column is in the files too
@@ -129,8 +130,8 @@ class LakeStaging:
         if not letters:
             return
         name = (self._pipeline.name, self._run)
-        writer = FileWriter(self._brief.letters, graveyard.SCHEMA, name, self._sink.file_mb << 20)
-        writer.write(graveyard.as_rows(letters, self._run, datetime.now(UTC)))
+        writer = FileWriter(self._brief.letters, self._brief.letter_schema, name, self._sink.file_mb << 20)
+        writer.write(graveyard.as_rows(letters, self._run, datetime.now(UTC), self._brief.letter_schema))
         self._letters += writer.close()
 
     def staged(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from avow.kafka.log import TopicPartition
 from avow.sinks.lake.book import Book
@@ -44,6 +45,40 @@ class Chosen:
     redrive: int | None = None
 
 
+def expression(chosen: Chosen) -> pc.Expression:
+    """The same, for Arrow."""
+    topic, partition, offset = map(pc.field, chosen.columns)
+    found = (topic == chosen.where.topic) & (partition == chosen.where.partition)
+    if chosen.start is not None:
+        found &= offset >= chosen.start
+    if chosen.until is not None:
+        found &= offset < chosen.until
+    if chosen.offsets is not None:
+        found &= offset.isin(list(chosen.offsets))
+    if chosen.redrive is not None:
+        found &= pc.field("redrive") == chosen.redrive
+    return found
+
+
+def predicate(chosen: Chosen) -> str:
+    """The same, for Delta and Iceberg, which spell it alike."""
+    topic, partition, offset = map(quoted, chosen.columns)
+    found = [f"{topic} = '{chosen.where.topic}'", f"{partition} = {chosen.where.partition}"]  # no topic has a quote
+    if chosen.start is not None:
+        found.append(f"{offset} >= {chosen.start}")
+    if chosen.until is not None:
+        found.append(f"{offset} < {chosen.until}")
+    if chosen.offsets is not None:
+        found.append(f"{offset} IN ({', '.join(map(str, chosen.offsets))})")
+    if chosen.redrive is not None:
+        found.append(f"redrive = {chosen.redrive}")
+    return " AND ".join(found)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
 class LakeTable(Protocol):
     @property
     def shown(self) -> str:
@@ -62,10 +97,10 @@ class LakeTable(Protocol):
         """Whether a version is at hand."""
 
     @property
-    def version(self) -> int:
+    def version(self) -> int | str:
         """Of what is loaded."""
 
-    def load(self, version: int | None = None) -> bool:
+    def load(self, version: int | str | None = None) -> bool:
         """Take the newest version, or one that is named. False if there is no table."""
 
     def book(self) -> Book:
