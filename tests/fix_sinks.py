@@ -146,6 +146,9 @@ class Runner(AbstractContextManager["Runner"]):
     def __exit__(self, *_: object) -> None:
         self.store.close()
 
+    def close_now(self) -> None:
+        self.store.close()
+
     def position(self, partition: int = 0) -> int:
         return self.store.entries()[TopicPartition(TOPIC, partition)].position
 

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +25,7 @@ from avow.settings import Delta, Pipeline, revealed
 from avow.sinks.delta import stats
 from avow.sinks.lake.book import Book, Held
 from avow.sinks.lake.files import DataFile, Place, place, s3_options
-from avow.sinks.lake.staging import DELETED
+from avow.sinks.lake.staging import DELETED, partition_text
 from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate, quoted
 
 # What a writer can honour by adding files of whole rows. Anything else is refused by its name.
@@ -48,7 +47,7 @@ class DeltaFormat:
         self._floats = floats
         self.shown = shown
         self._table: DeltaTable | None = None
-        self._loaded_before = -1
+        self._tried_on = -1  # the version on which the last commit was tried
 
     @property
     def data(self) -> Place:
@@ -80,7 +79,6 @@ class DeltaFormat:
                 except TableNotFoundError:
                     return False
             else:
-                self._loaded_before = self._table.version()
                 self._table.update_incremental()
         return True
 
@@ -140,6 +138,7 @@ class DeltaFormat:
         return {**changed, self._app("version"): self.version + 1}
 
     def _properties(self, book: Book, name: str) -> CommitProperties:
+        self._tried_on = self.version
         transactions = [Transaction(app, number) for app, number in self._changes(book).items()]
         return CommitProperties({"avow": name}, max_commit_retries=0, app_transactions=transactions)
 
@@ -254,9 +253,9 @@ class DeltaFormat:
         by = next(iter(self._at.metadata().partition_columns), None)
         adds: list[AddAction | RemoveAction] = [
             AddAction(
-                file.name,
+                file.name,  # as it is: the log's own spelling is the library's
                 file.size,
-                {} if by is None else {by: _partition_text(file.partition)},
+                {} if by is None else {by: None if file.partition is None else partition_text(file.partition)},
                 now,
                 True,
                 stats.as_json(file.metadata(), floats=self._floats),
@@ -305,7 +304,7 @@ class DeltaFormat:
             )
 
     def landed(self, name: str) -> bool:
-        since = self.version - self._loaded_before
+        since = self.version - self._tried_on
         return since > 0 and any(commit.get("avow") == name for commit in self._at.history(since))
 
     # Reading.
@@ -368,16 +367,6 @@ def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
             table._of(where, name): value for name, value in zip(_NUMBERS, values, strict=True) if value is not None
         }
     return numbers
-
-
-def _partition_text(value: Any) -> str | None:
-    match value:
-        case None:
-            return None
-        case bool():
-            return str(value).lower()
-        case _:
-            return str(value)
 
 
 def _first_line(error: BaseException) -> str:

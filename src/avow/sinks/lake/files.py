@@ -113,11 +113,17 @@ class FileWriter:
     """Writes rows of one schema into files of about ``target`` bytes."""
 
     def __init__(
-        self, folder: Place, schema: pa.Schema, name: tuple[str, int], target: int, partition: Any = None
+        self,
+        folder: Place,
+        schema: pa.Schema,
+        name: tuple[str, int],
+        target: int,
+        partition: Any = None,
+        subfolder: str = "",
     ) -> None:
         self._folder, self._schema, self._target = folder, schema, target
         self._pipeline, self._run = name
-        self._partition = partition
+        self._partition, self._subfolder = partition, subfolder
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -148,10 +154,10 @@ class FileWriter:
             self._end_file()
 
     def _begin_file(self) -> None:
-        self._name = new_name(self._pipeline, self._run)
+        self._name = self._subfolder + new_name(self._pipeline, self._run)
         self._footers: list[pq.FileMetaData] = []
         if self._folder.url.startswith("file://"):
-            Path(self._folder.root).mkdir(parents=True, exist_ok=True)
+            Path(self._folder.root, self._name).parent.mkdir(parents=True, exist_ok=True)
         self._stream = self._folder.filesystem.open_output_stream(f"{self._folder.root}/{self._name}")
         self._writer = pq.ParquetWriter(
             self._stream, self._schema, compression="zstd", store_schema=False, metadata_collector=self._footers

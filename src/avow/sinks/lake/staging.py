@@ -13,6 +13,7 @@ import pickle
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -174,12 +175,23 @@ class Writers:
 
     def _writer(self, value: Any) -> FileWriter:
         if value not in self._writers:
-            target = self._sink.file_mb << 20
-            self._writers[value] = FileWriter(self._brief.data, self._schema, self._name, target, value)
+            target, folder = self._sink.file_mb << 20, self._folder(value)
+            self._writers[value] = FileWriter(self._brief.data, self._schema, self._name, target, value, folder)
         return self._writers[value]
+
+    def _folder(self, value: Any) -> str:
+        """Where the column is not in the files, some readers take its value from the folder's name, as Hive did."""
+        if self._by is None or self._brief.in_files:
+            return ""
+        text = "__HIVE_DEFAULT_PARTITION__" if value is None else quote(partition_text(value), safe="")
+        return f"{quote(self._by.name, safe='')}={text}/"
 
     def close(self) -> list[DataFile]:
         return [file for writer in self._writers.values() for file in writer.close()]
+
+
+def partition_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def note_schema(schema: pa.Schema) -> pa.Schema:

@@ -141,7 +141,7 @@ class LakeTable(Protocol):
         """Note on rows which redrive has taken them up, or that none has, and the ledger with them."""
 
     def landed(self, name: str) -> bool:
-        """After ``load``: whether the commit of this name is among those since the version that was loaded before."""
+        """After ``load``: whether the commit of this name, the last that was tried, is in the table."""
 
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
         """Which of the wanted keys are in the table."""
