@@ -34,7 +34,7 @@ docs: setup ## Rewrite the generated parts of docs/ from the code's own tables
 	$(BIN)/python docs/generate.py
 
 demo: setup ## A pipeline killed again and again, then audited: make demo GUARANTEE=at-least-once
-	$(BIN)/avow demo $(if $(GUARANTEE),--guarantee $(GUARANTEE))
+	$(BIN)/avow demo $(if $(GUARANTEE),--guarantee $(GUARANTEE)) $(if $(SINK),--sink $(SINK))
 
 bench: setup ## avow against Spark's JDBC writer and a plain consumer, side by side: make bench N=2000000
 	$(BIN)/python -m bench.postgres $(if $(N),--records $(N))

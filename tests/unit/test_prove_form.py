@@ -13,6 +13,7 @@ from avow.errors import ConfigError
 from avow.plan import load_checked
 from avow.prove.cells import FAULTS, Cell, matrix
 from avow.prove.form import Numbered, Own, sample, toml
+from avow.prove.target import TARGETS
 from avow.settings import Postgres, load
 
 ENV = {"DATABASE_URL": "postgresql://me@localhost/scratch"}
@@ -23,7 +24,8 @@ CELL = next(cell for cell in matrix() if cell.fault.name == "zombie" and cell.gu
 @pytest.mark.parametrize("cell", [c for c in matrix() if c.fault.name == "zombie"], ids=lambda cell: cell.name)
 def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path) -> None:
     path = tmp_path / "pipeline.toml"
-    path.write_text(Numbered().text(cell, "p-1", "p_1", "127.0.0.1:1", 500))
+    target = TARGETS[cell.sink]("", tmp_path, "p-1", "p_1")
+    path.write_text(Numbered().text(cell, "p-1", target, "127.0.0.1:1", 500))
     made = load_checked(path, ENV)
     assert (made.guarantee, made.sink.mode, made.engine) == (cell.guarantee, cell.mode, cell.engine)
 
@@ -31,7 +33,8 @@ def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path)
 def test_a_users_pipeline_keeps_what_it_does_and_not_where(tmp_path: Path) -> None:
     own = Own(EXAMPLE, load_checked(EXAMPLE, ENV))
     path = tmp_path / "pipeline.toml"
-    path.write_text(own.text(CELL, "p-1", "p_1", "127.0.0.1:1", 500))
+    target = TARGETS["postgres"]("", tmp_path, "p-1", "p_1")
+    path.write_text(own.text(CELL, "p-1", target, "127.0.0.1:1", 500))
     before, after = load_checked(EXAMPLE, ENV), load_checked(path, ENV)
     assert (after.decode, after.transform, after.sink.mode) == (before.decode, before.transform, before.sink.mode)
     assert isinstance(after.sink, Postgres)

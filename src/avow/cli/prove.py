@@ -89,7 +89,8 @@ def prove(
     """
     own, declared = _own(pipeline) if pipeline else (None, None)
     # A pipeline of one's own has one guarantee: there, quick is one cell per fault under that one.
-    source = matrix() if not is_quick else quick() if declared is None else quick(declared[0], declared[2])
+    word, mode = (declared[0], declared[2]) if declared else (None, "append")
+    source = quick(word, mode, [declared[1]] if declared else sinks) if is_quick else matrix()
     cells = [
         cell
         for cell in source

@@ -1,6 +1,6 @@
 """The independent check: what the producer sent against what the table holds, by number and checksum.
 
-It shares no code with the sinks or the audit (the import linter sees to that): psycopg reads the table, a plain
+It shares no code with the sinks or the audit (the import linter sees to that): ``target`` reads the table, a plain
 consumer reads the topic, and ``compare`` is a few loops over plain values. Where the audit believes the log and the
 ledger, this believes the producer: every record carries its own number and a checksum of its content.
 
@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from psycopg import sql
 
 from avow.guarantee import Anomaly
 
 READ_TIMEOUT_S = 60
 HEADER = "avow-number"  # every record carries its number here too, whatever its value is
 SCHEMA = "n long not null, k long not null, crc long not null, body string not null"
+COLUMNS = ("n", "k", "crc", "body", "_kafka_partition", "_kafka_offset")  # of a row
 _QUIET = logging.getLogger("avow.prove.check")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
@@ -156,19 +155,6 @@ def _lost_by_key(rows: list[Row], expected: set[int], sent: Mapping[int, Sent], 
         winners[sent[number].key] = number
     there = {row.key: row.number for row in rows}
     return sorted(number for key, number in winners.items() if there.get(key) != number)
-
-
-def read_rows(url: str, table: str) -> list[Row]:
-    """The whole table, on a fresh connection."""
-    query = sql.SQL("SELECT n, k, crc, body, _kafka_partition, _kafka_offset FROM {}").format(sql.Identifier(table))
-    with psycopg.connect(url) as connection:
-        return [Row(*row) for row in connection.execute(query).fetchall()]
-
-
-def read_dead(url: str, pipeline: str) -> list[tuple[int, int]]:
-    query = 'SELECT partition, "offset" FROM avow.dead_letters WHERE pipeline = %s'
-    with psycopg.connect(url) as connection:
-        return [(row[0], row[1]) for row in connection.execute(query, [pipeline]).fetchall()]
 
 
 def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:

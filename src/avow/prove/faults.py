@@ -508,6 +508,25 @@ class CommitReplyLost(_Network):
         return f"PostgreSQL answered COMMIT {lost} times, and the task never heard it" if lost else ""
 
 
+class LakeCommitUnknown(Fault):
+    """The table took a commit in, and the driver never hears of it."""
+
+    def prepare(self) -> None:
+        self._folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
+        self._folder.mkdir()
+        self.env = {failpoints.VARIABLE: f"commit-unknown:1:answer:{self._folder}"}
+
+    def inject(self) -> None:
+        if not self.scene.driver_has(self.env):
+            self.scene.driver.stop()
+            self.scene.start(env=self.env)
+        self.scene.until(lambda: bool(self.fired()) or not self.scene.driver.alive, WAIT_S)
+
+    def fired(self) -> str:
+        marked = (self._folder / "fired-commit-unknown").exists()
+        return "a commit was made, and its answer was lost" if marked else ""
+
+
 # Disks and folders.
 
 
@@ -581,6 +600,29 @@ class DiskFullDatabase(_SmallDisk):
         with suppress(Exception):
             self.scene.execute(f'ALTER TABLE "{self.scene.table}" SET TABLESPACE pg_default')
             self.scene.execute(f"DROP TABLESPACE {self._space}")
+        self.unmount()
+
+
+class DiskFullLake(_SmallDisk):
+    """The lake is on a small disk, which is then full: neither a file nor a commit can be written."""
+
+    size_mb = 64
+
+    def prepare(self) -> None:
+        self.mount(self.scene.folder / "lake")
+
+    def inject(self) -> None:
+        self._driver = self.scene.driver
+        self.fill(self.scene.folder / "lake")
+
+    def hold(self) -> None:
+        self.scene.until(lambda: bool(self.fired()) or not self._driver.alive, 30)
+        super().hold()
+
+    def fired(self) -> str:
+        return f'the run said "{FULL}"' if self._driver.says(FULL) else ""
+
+    def close(self) -> None:
         self.unmount()
 
 
@@ -843,7 +885,9 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "postgres-immediate": PostgresImmediate,
         "postgres-cut": PostgresCut,
         "commit-reply-lost": CommitReplyLost,
+        "lake-commit-unknown": LakeCommitUnknown,
         "disk-full-database": DiskFullDatabase,
+        "disk-full-lake": DiskFullLake,
         "disk-full-checkpoint": DiskFullCheckpoint,
         "checkpoint-deleted": CheckpointDeleted,
         "checkpoint-rewound": CheckpointRewound,

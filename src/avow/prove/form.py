@@ -15,13 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psycopg
-from psycopg import sql
-
 from avow.errors import ConfigError
 from avow.prove import check
 from avow.prove.cells import ENGINES, Cell
 from avow.prove.check import Row, Sent, checksum
+from avow.prove.target import Target
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import Pipeline
 
@@ -39,17 +37,17 @@ class Form(ABC):
     def value(self, number: int, key: int) -> bytes: ...
 
     @abstractmethod
-    def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, target: Target, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         """The table, read back without any code of the sinks. ``log`` says which number is at which place."""
 
     def text(
-        self, cell: Cell, name: str, table: str, brokers: str, batch: int, spark: Mapping[str, str] | None = None
+        self, cell: Cell, name: str, target: Target, brokers: str, batch: int, spark: Mapping[str, str] | None = None
     ) -> str:
         """The pipeline file of one cell. ``spark``: settings that the file itself may replace."""
         document = self.document(cell)
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": cell.engine}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
-        document["sink"] = {**document["sink"], "url": "${env:DATABASE_URL}", "table": table}
+        document["sink"] = {**document["sink"], **target.section()}
         document["batch"] = {"interval": "200ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **ENGINES[cell.engine]}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
@@ -68,8 +66,8 @@ class Numbered(Form):
     def value(self, number: int, key: int) -> bytes:
         return check.value(number, key)
 
-    def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
-        return check.read_rows(url, table)
+    def rows(self, target: Target, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
+        return [Row(*row) for row in target.rows(check.COLUMNS)]
 
 
 class Own(Form):
@@ -106,15 +104,12 @@ class Own(Form):
         made = {field.name: sample(field, key if field.name in keys else number) for field in fields}
         return json.dumps(made, ensure_ascii=False).encode()
 
-    def rows(self, url: str, table: str, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, target: Target, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         known = {one.number: one for one in sent}
         by_place = {(one.partition, one.offset): one.number for one in known.values()} | dict(log)
-        _, partition, offset, _ = map(sql.Identifier, self._pipeline.sink.lineage)
-        query = sql.SQL("SELECT {}, {} FROM {}").format(partition, offset, sql.Identifier(table))
-        with psycopg.connect(url) as connection:
-            places = connection.execute(query).fetchall()
+        _, partition, offset, _ = self._pipeline.sink.lineage
         rows = []
-        for place in places:
+        for place in target.rows([partition, offset]):
             number = by_place.get(place, -1)
             key = known[number].key if number in known else -1
             # The content is the audit's to compare: here it is taken as whole.

@@ -416,11 +416,11 @@ class _Played:
         acknowledged = {one.number for one in sent if one.fate is Fate.ACKNOWLEDGED}
         found = check.compare(
             sent,
-            scene.form.rows(site.url, scene.table, sent, log),
+            scene.form.rows(scene.target, sent, log),
             self._cell.mode,
             in_log=None if stopped else set(log.values()),
             until=scene.positions() if stopped else None,
-            dead=check.read_dead(site.url, scene.name),
+            dead=scene.target.dead(),
         )
         verdict, audited = self._judges.audit(self._audit_file, site.url)
         checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]

@@ -5,14 +5,11 @@ Owns: making these and asking them how far they are. Must not know: faults or ve
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from avow.engines.spark import JAVA_SHORT
 from avow.errors import LocalError
@@ -21,6 +18,7 @@ from avow.prove.cells import Cell
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
+from avow.prove.target import TARGETS
 from avow.prove.workload import Workload
 
 POLL_S = 0.25
@@ -49,14 +47,13 @@ class Scene:
         self.workload: Workload  # once the cell has begun
         self.drivers: list[Driver] = []
         self._env: dict[str, str] = {}  # the newest driver's
-        self._connection: psycopg.Connection | None = None
-        self._asking = threading.Lock()
+        self.target = TARGETS[cell.sink](site.url, folder, name, self.table)
 
     # The pipeline.
 
     def write_file(self, brokers: str, *, batch: int) -> Path:
         path = self.folder / ("pipeline.toml" if brokers == self.site.pipeline_brokers else "audit.toml")
-        text = self.form.text(self.cell, self.name, self.table, brokers, batch, quick_java())
+        text = self.form.text(self.cell, self.name, self.target, brokers, batch, quick_java())
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -84,36 +81,16 @@ class Scene:
     def end(self) -> None:
         for driver in self.drivers:
             driver.end()
-        if self._connection is not None:
-            self._connection.close()
+        self.target.close()
 
-    # How far it is. Asked past the proxies, and while the database may be down.
+    # How far it is. Asked past the proxies, and while the sink may be down.
 
     def rows(self) -> int | None:
-        """How many rows the table has; None while the database does not answer."""
-        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(self.table))
-        found = self._asked(query)
-        return None if found is None else int(found[0][0]) if found else 0
+        """How many rows the table has; None while the sink does not answer."""
+        return self.target.count()
 
     def positions(self) -> dict[int, int]:
-        query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
-        return dict(self._asked(query.format(sql.Literal(self.name))) or [])
-
-    def _asked(self, query: sql.Composed) -> list[tuple[Any, ...]] | None:
-        """Nothing if the table is not there yet, None if nobody answers. The connection is kept: a new one each time
-        is a new process of the server."""
-        with self._asking:
-            try:
-                if self._connection is None:
-                    self._connection = psycopg.connect(self.site.url, connect_timeout=2, autocommit=True)
-                return self._connection.execute(query).fetchall()
-            except psycopg.errors.UndefinedTable:
-                return []
-            except psycopg.OperationalError:
-                if self._connection is not None:
-                    self._connection.close()
-                self._connection = None
-                return None
+        return self.target.positions()
 
     def claimed(self) -> int:
         return sum(self.positions().values())
