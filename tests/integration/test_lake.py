@@ -25,6 +25,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType
 from tests.fix_sinks import Bench, Runner, record
 
+from avow import sinks
 from avow.engines.redrive import Redriven, redrive
 from avow.errors import ConfigError, SinkError, Superseded
 from avow.guarantee import Act
@@ -32,6 +33,7 @@ from avow.ledger import Counts
 from avow.sinks.base import CommittingSink, Selection
 from avow.sinks.lake import driver
 from avow.sinks.lake import redrive as redriving
+from avow.sinks.lake.upkeep import compact, orphans
 
 KINDS = ["delta", "iceberg"]
 Make = Callable[[str], Bench]
@@ -439,6 +441,46 @@ def test_statistics_let_readers_leave_files_out_and_never_rows(bench: Make) -> N
     for row in everything.to_pylist():
         same = DeltaTable(b.path).to_pyarrow_table(filters=[("at", "=", row["at"])])
         assert same["id"].to_pylist() == [row["id"]]
+
+
+# Upkeep.
+
+
+def test_orphans_of_fenced_runs_are_found_and_nothing_else(b: Bench) -> None:
+    crash(b, "exactly-once", "before-rows")
+    pipeline = b.pipeline()
+    others = b.folder / "warehouse/lake" / b.table / "data" if b.kind == "iceberg" else b.path
+    (others / "part-0-theirs.parquet").write_bytes(b"not ours")
+    assert list(orphans(sinks.lake_tables(pipeline), pipeline.name)) == [], "the run may still be in progress"
+    with b.run(pipeline, partitions=1) as run:
+        staged = run.stage({0: [record(2), b"bad", record(4)]})
+        found = list(orphans(sinks.lake_tables(pipeline), pipeline.name))
+        assert [(one.run, "_dead_letters" in one.path) for one in found] == [(1, False)]
+        for one in found:
+            one.remove()
+        run.commit(*staged)
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [record(5)]})
+    assert list(orphans(sinks.lake_tables(pipeline), pipeline.name)) == []
+    assert b.ids() == [0, 2, 4, 5]
+    assert (others / "part-0-theirs.parquet").exists()
+
+
+def test_compaction_keeps_rows_and_positions_under_a_run(b: Bench) -> None:
+    pipeline = b.pipeline()
+    with b.run(pipeline, partitions=2) as run:
+        for number in range(6):
+            run.deliver({0: [record(number), b"bad"], 1: [record(100 + number, tags=None), b"bad"]})
+        work, staged = run.stage({0: [record(6)]})
+        rows, _ = sinks.lake_tables(pipeline)
+        done = compact(rows, pipeline.name, 1 << 20)
+        assert (done.files_before, done.files_after) == (12, 1)
+        run.commit(work, staged)
+        run.deliver({0: [record(7)]})
+        assert run.counts() == Counts(26, 14, 12)
+    assert b.ids() == [*range(8), *range(100, 106)]
+    with b.run(pipeline) as run:
+        assert run.position() == 14
 
 
 # Redrive.

@@ -341,6 +341,13 @@ class DeltaFormat:
         with self._errors("cannot be read"):
             return bool(self._at.to_pyarrow_dataset().head(1, filter=expression(chosen)).num_rows)
 
+    def file_count(self) -> int:
+        return len(self._at.file_uris())
+
+    def compact(self, pipeline: str, target: int) -> None:  # noqa: ARG002 - its names are the library's
+        with self._committing():
+            self._at.optimize.compact(target_size=target)
+
     def referenced(self) -> set[str]:
         """The files of this version, and those removed since: readers of older versions may still open them."""
         with self._errors("cannot be read"):

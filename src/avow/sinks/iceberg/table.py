@@ -33,11 +33,11 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from sqlalchemy.exc import SQLAlchemyError
 
-from avow.errors import ConfigError, SinkError
+from avow.errors import ConfigError, ProtocolViolation, SinkError
 from avow.settings import Iceberg, Pipeline, revealed
 from avow.sinks.lake import book as books
 from avow.sinks.lake.book import Book
-from avow.sinks.lake.files import DataFile, Place, s3_options
+from avow.sinks.lake.files import DataFile, FileWriter, Place, s3_options
 from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate
 
 _OFFSET_MAX = 2**63 - 1
@@ -233,7 +233,7 @@ class IcebergFormat:
             for file in made:
                 append.append_data_file(file)
 
-    def _described(self, file: DataFile) -> IcebergFile:
+    def _described(self, file: DataFile, partition: Record | None = None) -> IcebergFile:
         schema = self._at.schema()
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=file.metadata(),
@@ -245,7 +245,7 @@ class IcebergFormat:
             content=DataFileContent.DATA,
             file_path=f"{self.data.url}/{file.name}",
             file_format=FileFormat.PARQUET,
-            partition=Record(value) if self._at.spec().fields else Record(),
+            partition=partition or (Record(value) if self._at.spec().fields else Record()),
             file_size_in_bytes=file.size,
             sort_order_id=None,
             spec_id=self._at.metadata.default_spec_id,
@@ -254,10 +254,8 @@ class IcebergFormat:
             **statistics.to_serialized_dict(),
         )
 
-    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
-        raise ConfigError(
-            f"table {self.shown} cannot be merged into: {len(rows)} rows by {key}, {lineage}, {book}, {name}"
-        )
+    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:  # noqa: ARG002
+        raise ProtocolViolation(f"table {self.shown} was to be merged into, and that is not offered")
 
     def remove(self, chosen: Chosen, book: Book, name: str) -> None:
         if not self.has_rows(chosen):
@@ -323,6 +321,42 @@ class IcebergFormat:
         with self._errors("cannot be read"):
             return bool(self._dataset(chosen).head(1, filter=expression(chosen)).num_rows)
 
+    def file_count(self) -> int:
+        return len(list(self._at.scan().plan_files()))
+
+    def compact(self, pipeline: str, target: int) -> None:
+        """pyiceberg has none: files are read, sorted and written anew, and exchanged in one snapshot."""
+        by_partition: dict[tuple[Any, ...], list[IcebergFile]] = {}
+        for task in self._at.scan().plan_files():
+            if task.delete_files:
+                raise SinkError(f"table {self.shown} has delete files of another writer")
+            file = task.file
+            if file.file_size_in_bytes < target // 2 and file.spec_id == self._at.metadata.default_spec_id:
+                by_partition.setdefault(tuple(file.partition[n] for n in range(len(file.partition))), []).append(file)
+        for value, files in by_partition.items():
+            for group in _groups(files, target):
+                self._exchange(pipeline, value, group, target)
+
+    def _exchange(self, pipeline: str, value: tuple[Any, ...], files: Sequence[IcebergFile], target: int) -> None:
+        schema = self.file_schema(pa.schema([one.with_type(_small(one.type)) for one in self.schema()]))
+        paths = [file.file_path.removeprefix("file://").removeprefix("s3://") for file in files]
+        found = ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem).to_table()
+        writer = FileWriter(self.data, schema, (pipeline, self.book().run), target)
+        for batch in found.to_batches():
+            writer.write(batch)
+        made = [self._described(file, Record(*value)) for file in writer.close()]
+        if sum(file.record_count for file in made) != sum(file.record_count for file in files):
+            raise ProtocolViolation(f"compaction of {self.shown} has lost or doubled rows, and was not committed")
+        with (
+            self._committing(),
+            self._at.transaction() as transaction,
+            transaction.update_snapshot().overwrite() as exchange,
+        ):
+            for file in files:
+                exchange.delete_data_file(file)
+            for file in made:
+                exchange.append_data_file(file)
+
     def referenced(self) -> set[str]:
         """The files of every snapshot that has not expired."""
         names = set()
@@ -332,6 +366,18 @@ class IcebergFormat:
                     for entry in manifest.fetch_manifest_entry(self._at.io, discard_deleted=False):
                         names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
         return names
+
+
+def _groups(files: Sequence[IcebergFile], target: int) -> Iterator[list[IcebergFile]]:
+    """Files that together make one of about ``target`` bytes; never one alone."""
+    group: list[IcebergFile] = []
+    for file in files:
+        group.append(file)
+        if sum(one.file_size_in_bytes for one in group) >= target:
+            yield group
+            group = []
+    if len(group) > 1:
+        yield group
 
 
 def _with_id(one: pa.Field, known: Any) -> pa.Field:

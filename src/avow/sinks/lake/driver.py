@@ -11,6 +11,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -270,6 +271,15 @@ class LakeDriver:
         self._committed(self._rows, acting.change, answered, sure=Act.CLAIM in step)
         if last:
             self._skipped.clear()
+            if self._sink.mode != "append":
+                self._remove_notes(staged)
+
+    def _remove_notes(self, staged: Sequence[Staged]) -> None:
+        """What is in the table now is needed no more. One that stays is found by ``upkeep``."""
+        notes = self.made_brief().notes
+        for file in (file for part in staged for file in part.files):
+            with suppress(OSError):
+                notes.filesystem.delete_file(f"{notes.root}/{file.name}")
 
     def _bury(self, staged: Sequence[Staged], run: int) -> None:
         """Dead letters first, each once: their table has positions of its own."""

@@ -158,5 +158,11 @@ class LakeTable(Protocol):
     def has_rows(self, chosen: Chosen) -> bool:
         """Whether there is one."""
 
+    def file_count(self) -> int:
+        """How many data files it has."""
+
+    def compact(self, pipeline: str, target: int) -> None:
+        """Merge files that are smaller than half of ``target`` bytes, in one commit or several."""
+
     def referenced(self) -> set[str]:
         """The names of all files that any version which readers may still open refers to."""
