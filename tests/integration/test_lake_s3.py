@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.error import URLError
 from urllib.request import urlopen
 from uuid import uuid4
@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 assert time.monotonic() < deadline, Path(log.name).read_text()
                 assert child.poll() is None, Path(log.name).read_text()
                 time.sleep(0.1)
-        client: Any = boto3.client("s3", endpoint_url=address, **KEYS)
+        client = cast(Any, boto3).client("s3", endpoint_url=address, **KEYS)
         client.create_bucket(Bucket="lake")
         client.close()
         yield address
