@@ -38,6 +38,7 @@ demo: setup ## A pipeline killed again and again, then audited: make demo GUARAN
 
 bench: setup ## avow against Spark's JDBC writer and a plain consumer, side by side: make bench N=2000000
 	$(BIN)/python -m bench.postgres $(if $(N),--records $(N))
+	$(BIN)/python -m bench.lake $(if $(N),--records $(N))
 
 up: setup ## Start the local cluster: three Kafka nodes and PostgreSQL
 	$(BIN)/avow up

@@ -288,18 +288,20 @@ class Run:
                 _warm_up(spark)
             else:
                 _meet_executors(spark, self._stop, self._observer.event)
-            fields, rest = sink_fields(spark, pipeline)
-            if store.prepare_table(fields, rest=rest):
+            columns = sink_fields(spark, pipeline)
+            if store.prepare_table(columns[0], rest=columns[1]):
                 self._observer.event(f"made {pipeline.sink.target}")
-        self._attempts(spark)
+        self._attempts(spark, columns)
 
-    def _attempts(self, spark: SparkSession) -> None:
+    def _attempts(self, spark: SparkSession, columns: Columns) -> None:
         failures = 0
         while not self._stop.is_set():
             progressed = False
             try:
                 # Opening one may fail as well: the database that ended the last attempt may not be back yet.
-                attempt = _Attempt(self._pipeline, spark, self._stop, self._batch_running, self._observer, self._once)
+                attempt = _Attempt(
+                    self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once
+                )
                 try:
                     attempt.execute()
                     return
@@ -420,7 +422,10 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def sink_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[tuple[Field, ...], bool]:
+Columns = tuple[tuple[Field, ...], bool]
+
+
+def sink_fields(spark: SparkSession, pipeline: Pipeline) -> Columns:
     """The payload's columns in the sink, after the transform, and whether unknown fields are kept beside them."""
     if pipeline.transform is not None:
         return sql.output_fields(spark, pipeline), False
@@ -435,6 +440,7 @@ class _Attempt:
         self,
         pipeline: Pipeline,
         spark: SparkSession,
+        columns: Columns,
         stop: threading.Event,
         batch_running: threading.Lock,
         observer: Observer,
@@ -442,6 +448,7 @@ class _Attempt:
     ) -> None:
         self._pipeline = pipeline
         self._spark = spark
+        self._columns = columns
         self._stop = stop
         self._batch_running = batch_running
         self._observer = observer
@@ -465,6 +472,7 @@ class _Attempt:
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def execute(self) -> None:
+        self._store.prepare_table(self._columns[0], rest=self._columns[1])  # it may have been altered meanwhile
         self._run = self._store.open_run()
         self._positions = self._start()
         self._observer.event(
