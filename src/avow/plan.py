@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, Pipeline, Problem, load
+from avow.settings import REST_COLUMN, Lake, Pipeline, Postgres, Problem, load
 from avow.sinks import SINKS, SinkKind
 
 
@@ -199,15 +199,20 @@ def _order(guarantee: Guarantee) -> str:
     """The acts in the order that the guarantee's own table gives."""
     acts = {Act.WRITE: "write the rows", Act.CLAIM: "claim their offsets"}
     steps = [" and ".join(acts[act] for act in Act if act in step) for step in guarantee.steps]
-    return f"{steps[0]} in one transaction" if guarantee.atomic else ", then ".join(steps)
+    return f"{steps[0]} in one act" if guarantee.atomic else ", then ".join(steps)
 
 
 def _dead_letters(pipeline: Pipeline) -> Hop:
+    lake = isinstance(pipeline.sink, Lake)
+    where = "a table beside it, ..._dead_letters" if lake else "avow.dead_letters"
     return Hop(
         "dead letters",
-        "Keep each record that cannot be taken in avow.dead_letters, with its bytes, headers and the reason.",
+        f"Keep each record that cannot be taken in {where}, with its bytes, headers and the reason.",
         promises=(
-            "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
+            "They are written before the rows of their batch, each once by positions of their own; a crash in between "
+            "is settled by the next run."
+            if lake
+            else "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
             "read = written + dead + skipped, per partition and in total.",
             f"The run stops when more than {pipeline.dead_letters.max_share * 100:g}% of the records are dead letters.",
         ),
@@ -245,6 +250,8 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
         yield f"dead_letters.max_share is not declared: {pipeline.dead_letters.max_share:.0%} is assumed."
     if pipeline.dead_letters.max_share == 1:
         yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
+    if not isinstance(pipeline.sink, Postgres):
+        return
     yield (
         "Database connections: one for the driver and one for each Python worker of Spark. That is as many as tasks "
         "run at once (spark.master, executor cores), with a transform by SQL at most twice as many."
