@@ -49,17 +49,19 @@ def test_a_second_run_goes_on_where_the_first_ended(b: Bench, guarantee: str) ->
     assert b.ids() == [*range(15)]
 
 
-def test_a_replay_is_nothing(b: Bench) -> None:
-    with b.run() as run:
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_replay_is_nothing(b: Bench, guarantee: str) -> None:
+    with b.run(b.pipeline(guarantee)) as run:
         run.deliver({0: [record(n) for n in range(5)]})
         run.deliver({0: [record(n) for n in range(5)]}, starts={0: 0})
         assert (run.position(), run.counts()) == (5, Counts(5, 5))
     assert b.ids() == [*range(5)]
 
 
-def test_an_overlap_is_written_once(b: Bench) -> None:
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_an_overlap_is_written_once(b: Bench, guarantee: str) -> None:
     """Where tasks act, the part below the position is left out; where the driver acts, the attempt starts again."""
-    with b.run() as run:
+    with b.run(b.pipeline(guarantee)) as run:
         run.deliver({0: [record(n) for n in range(5)]})
         try:
             run.deliver({0: [record(n) for n in range(3, 8)]}, starts={0: 3})
@@ -69,8 +71,9 @@ def test_an_overlap_is_written_once(b: Bench) -> None:
     assert b.ids() == [*range(8)]
 
 
-def test_a_gap_is_refused(b: Bench) -> None:
-    with b.run() as run:
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_gap_is_refused(b: Bench, guarantee: str) -> None:
+    with b.run(b.pipeline(guarantee)) as run:
         run.deliver({0: [record(0)]})
         with pytest.raises(ProtocolViolation, match="would pass over 1 offsets"):
             run.deliver({0: [record(2)]}, starts={0: 2})

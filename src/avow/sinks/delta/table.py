@@ -162,6 +162,8 @@ class DeltaFormat:
             yield
         except CommitFailedError as error:
             raise Conflict(_first_line(error)) from error
+        except DeltaError as error:
+            raise SinkError(f"table {self.shown} did not take a commit: {_first_line(error)}") from error
         with self._errors("cannot be read"):
             self._at.update_incremental()
 
@@ -232,7 +234,9 @@ class DeltaFormat:
         ours = self._number(self._app("version"))
         if ours is None or ours >= self.version:
             return ""
-        for commit in self._at.history(self.version - ours):
+        with self._errors("cannot be read"):
+            since = self._at.history(self.version - ours)
+        for commit in since:
             if commit.get("operation") == "RESTORE" and commit["version"] > ours:
                 return f"version {commit['version']} is a RESTORE, made after our last commit (version {ours})"
         return ""
@@ -305,13 +309,15 @@ class DeltaFormat:
 
     def landed(self, name: str) -> bool:
         since = self.version - self._tried_on
-        return since > 0 and any(commit.get("avow") == name for commit in self._at.history(since))
+        with self._errors("cannot be read"):
+            return since > 0 and any(commit.get("avow") == name for commit in self._at.history(since))
 
     # Reading.
 
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        first = pc.field(key[0])
-        found = self._at.to_pyarrow_dataset().to_table(columns=list(key), filter=first.isin(wanted[key[0]].unique()))
+        first = pc.field(key[0]).isin(wanted[key[0]].unique())
+        with self._errors("cannot be read"):
+            found = self._at.to_pyarrow_dataset().to_table(columns=list(key), filter=first)
         return found.join(wanted.select(list(key)), list(key), join_type="inner") if found.num_rows else found
 
     def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:

@@ -34,6 +34,7 @@ from avow.sinks.lake.table import Chosen, Conflict, LakeTable, Shape
 
 # Of commits that others keep refusing by committing first.
 ATTEMPTS_MAX = 40
+IDLE_MAX = 5  # of refusals although nobody else has committed: a full disk, a locked catalog
 PAUSE_S = 0.02
 
 LETTER_COLUMNS = ("topic", "partition", "offset")
@@ -59,7 +60,9 @@ def committed(
     the table has said yes. Without ``sure``, a commit whose answer was lost is not looked for: it has failed.
     """
     name = uuid.uuid4().hex
+    idle = 0
     for attempt in range(ATTEMPTS_MAX):
+        before = table.version
         change = make(table.book())
         if change is None:
             return
@@ -79,7 +82,8 @@ def committed(
         table.load()
         if table.landed(name):
             return
-        if not isinstance(failure, Conflict):
+        idle += table.version == before
+        if idle > IDLE_MAX or not isinstance(failure, Conflict):
             raise SinkError(f"table {table.shown} did not take a commit: {failure}") from failure
     raise SinkError(
         f"others changed table {table.shown} {ATTEMPTS_MAX} times before us",
@@ -110,7 +114,9 @@ class LakeDriver:
         self._pipeline, self._sink = pipeline, pipeline.sink
         self._rows, self._letters = rows, letters
         self._shape: Shape | None = None
-        self._skipped: dict[OffsetRange, int] = {}  # by dedupe, between the write of a range and its claim
+        # Between the acts of one batch: what dedupe left out, and what was really claimed.
+        self._skipped: dict[OffsetRange, int] = {}
+        self._claimed: set[OffsetRange] = set()
 
     def __enter__(self) -> LakeDriver:
         return self
@@ -266,11 +272,21 @@ class LakeDriver:
         if Act.WRITE in step:
             self._bury(staged, run)
         acting = Acting(
-            self._rows, self._sink, self._pipeline, self.made_brief(), step, staged, run, last, self._skipped
+            self._rows,
+            self._sink,
+            self._pipeline,
+            self.made_brief(),
+            step,
+            staged,
+            run,
+            last,
+            self._skipped,
+            self._claimed,
         )
         self._committed(self._rows, acting.change, answered, sure=Act.CLAIM in step)
         if last:
             self._skipped.clear()
+            self._claimed.clear()
             if self._sink.mode != "append":
                 self._remove_notes(staged)
 
@@ -340,12 +356,16 @@ class Acting:
     run: int
     last: bool
     skipped: dict[OffsetRange, int]
+    claimed: set[OffsetRange]
 
     def change(self, book: Book) -> Change | None:
         _check_fence(book, self.run)
         todo = [part for part in self.staged if self._is_due(book, part)]
         files, merged = self.files(todo) if Act.WRITE in self.step else ([], None)
         entries = {}
+        if Act.CLAIM in self.step:
+            self.claimed.clear()
+            self.claimed.update(part.done for part in todo)
         for part in todo:
             where = TopicPartition(part.done.topic, part.done.partition)
             entry = _entry(book, where)
@@ -359,10 +379,10 @@ class Acting:
         return Change(book.with_entries(entries), files, merged)
 
     def _is_due(self, book: Book, part: Staged) -> bool:
-        """Whether a range is still to be done: not if it was claimed, unless this act is the one after the claim."""
+        """Whether a range is still to be done: not if it was claimed, unless that was the act before this one."""
         position = _entry(book, TopicPartition(part.done.topic, part.done.partition)).position
         if self.last and Act.CLAIM not in self.step:
-            return True
+            return part.done in self.claimed
         todo = ledger.judge(position, part.done)
         if todo and todo != part.done:
             raise PositionMoved(f"{part.done} was staged, but the position is {position}")

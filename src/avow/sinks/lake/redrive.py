@@ -130,7 +130,7 @@ class LakeRedriving:
     def _acting(self, skipped: dict[OffsetRange, int]) -> Acting:
         run, step = self._rows.book().run, frozenset({Act.WRITE})
         brief = self._driver.made_brief()
-        return Acting(self._rows, self._sink, self._pipeline, brief, step, [], run, True, skipped)
+        return Acting(self._rows, self._sink, self._pipeline, brief, step, [], run, True, skipped, set())
 
     def _deliver(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
         if len(letters) != written + skipped:
