@@ -500,6 +500,70 @@ def test_an_empty_file_names_what_is_missing(write: Path) -> None:
     ]]  # fmt: skip
 
 
+# --- lakes ----------------------------------------------------------------------------------------------
+
+LAKE = {
+    "path that climbs": (
+        'kind = "delta"\npath = "../x"',
+        "sink.path: holds .., % or a backslash; a folder, or s3://bucket/folder",
+    ),
+    "path of another store": ('kind = "delta"\npath = "hdfs://x/y"', "sink.path: is not a place for a table"),
+    "path with NUL": ('kind = "delta"\npath = "a\\u0000b"', "sink.path: is not a place for a table"),
+    "empty path": ('kind = "delta"\npath = ""', "sink.path: is not a place for a table"),
+    "no path": ('kind = "delta"', "sink.path: is missing; a folder, or s3://bucket/folder"),
+    "a table of PostgreSQL's": ('kind = "delta"\npath = "x"\ntable = "t"', "sink.table: is not a key"),
+    "partition by no column": (
+        'kind = "delta"\npath = "x"\npartition_by = "nope"',
+        "sink.partition_by: 'nope' is not a column",
+    ),
+    "day of no timestamp": (
+        'kind = "delta"\npath = "x"\npartition_by = "day(id)"',
+        "sink.partition_by: 'id' is no timestamp",
+    ),
+    "files of no size": (
+        'kind = "delta"\npath = "x"\nfile_mb = 0',
+        "sink.file_mb: should be greater than or equal to 1",
+    ),
+    "policy that is not known": (
+        'kind = "delta"\npath = "x"\nevolve = "ad"',
+        "sink.evolve: 'ad' is not known, did you mean add?",
+    ),
+    "iceberg without a namespace": (
+        'kind = "iceberg"\ntable = "t"\ncatalog = { warehouse = "w" }',
+        'is not a table\'s name; "namespace.table"',
+    ),
+    "iceberg without a catalog": ('kind = "iceberg"\ntable = "n.t"', "sink.catalog: is missing"),
+    "catalog of nothing": (
+        'kind = "iceberg"\ntable = "n.t"\ncatalog = { x = 1 }',
+        "sink.catalog: names neither a warehouse nor a uri",
+    ),
+    "prefix that files cannot have": (
+        'kind = "delta"\npath = "x"\nlineage_prefix = "a b"',
+        "sink.lineage_prefix: 'a btopic' holds ' ', which a lake's files cannot",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAKE)
+def test_a_bad_lake_of_each_kind(case: str, write: Path) -> None:
+    lines, expected = LAKE[case]
+    message = refused(write, edited((KIND, lines), (URL, ""), (TABLE, "")))
+    assert expected in message
+    assert len(message.splitlines()) == 1, message
+
+
+def test_a_lakes_secrets_are_not_shown(write: Path) -> None:
+    text = edited(
+        (KIND, 'kind = "delta"\npath = "s3://b/t"'),
+        (URL, ""),
+        (TABLE, '[sink.options]\nAWS_SECRET_ACCESS_KEY = "hunter2"'),
+    )
+    write.write_text(text)
+    pipeline = load(write, ENV)
+    assert "hunter2" not in repr(pipeline) + str(pipeline.model_dump())
+    assert pipeline.secrets_in_file == ("sink.options.AWS_SECRET_ACCESS_KEY",)
+
+
 # --- the reference --------------------------------------------------------------------------------------
 
 

@@ -167,6 +167,15 @@ class DeltaFormat:
         with self._errors("cannot be read"):
             self._at.update_incremental()
 
+    @contextmanager
+    def _changing(self, book: Book, name: str) -> Iterator[None]:
+        """A change of rows. Where no row was meant the library commits nothing, and the ledger has still to move."""
+        before = self.version
+        with self._committing():
+            yield
+        if self.version == before:
+            self.commit(book, [], name)
+
     # Making and checking.
 
     def create(self, shape: Shape) -> bool:
@@ -281,7 +290,7 @@ class DeltaFormat:
         later = f"t.{topic} <> s.{topic} OR t.{partition} <> s.{partition} OR t.{offset} < s.{offset}"
         deleted = f"s.{quoted(DELETED)}"
         columns = {quoted(column): f"s.{quoted(column)}" for column in rows.schema.names if column != DELETED}
-        with self._committing():
+        with self._changing(book, name):
             self._at.merge(
                 rows,
                 " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key),
@@ -293,14 +302,11 @@ class DeltaFormat:
             ).when_not_matched_insert(columns, f"NOT {deleted}").execute()
 
     def remove(self, chosen: Chosen, book: Book, name: str) -> None:
-        before = self.version
-        with self._committing():
+        with self._changing(book, name):
             self._at.delete(predicate(chosen), commit_properties=self._properties(book, name))
-        if self.version == before:  # there was nothing to remove, so nothing was committed
-            self.commit(book, [], name)
 
     def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
-        with self._committing():
+        with self._changing(book, name):
             self._at.update(
                 {"redrive": "NULL" if redrive is None else str(redrive)},
                 predicate=predicate(chosen),

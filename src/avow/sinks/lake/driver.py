@@ -314,9 +314,7 @@ class LakeDriver:
                     continue
                 found = part.letters if entry.position <= part.done.start else self._later(part, entry.position)
                 files += found
-                count = sum(file.rows for file in found)
-                counts = entry.counts + Counts(count, count)
-                entries[where] = replace(entry, position=part.done.until, counts=counts)
+                entries[where] = replace(entry, position=part.done.until)
             return Change(book.with_entries(entries), files) if entries else None
 
         self._committed(self._letters, buried)
