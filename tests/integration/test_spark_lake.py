@@ -81,7 +81,7 @@ def test_append(scenario: Make, kind: str, guarantee: str) -> None:
     assert (str(report.verdict), report.findings) == ("held", ())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["delta"])
 def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
     s = scenario(partitions=1)
     s.produce([payment(n) for n in range(100)])
@@ -100,7 +100,7 @@ def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
     assert found["corrupted"] == [(50, 51)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["delta"])
 def test_upsert_through_sql(scenario: Make, kind: str) -> None:
     s = scenario(partitions=1)
     values: list[bytes | None] = [json.dumps({"id": n % 50, "account": f"try-{n // 50}"}).encode() for n in range(200)]
