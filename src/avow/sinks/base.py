@@ -47,6 +47,7 @@ class SinkKind:
     title: str  # as people write it
     offers: Mapping[Mode, Offer]
     assumes: tuple[str, ...]  # what must hold outside avow for the offers to hold
+    lacks: Mapping[Mode, str] = field(default_factory=dict)  # modes that it does not offer, and why
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
         """The guarantees this kind keeps in a mode; none if it lacks the mode."""
