@@ -151,7 +151,7 @@ def test_dedupe_first_wins(b: Bench, guarantee: str) -> None:
 
 def test_what_a_kind_does_not_offer_is_refused(bench: Make) -> None:
     with pytest.raises(
-        ConfigError, match="Iceberg does not offer upsert: pyiceberg rewrites .*; modes: append, dedupe"
+        ConfigError, match=r"Iceberg does not offer upsert: pyiceberg rewrites .*; modes: append, dedupe"
     ):
         bench("iceberg").pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]')
 
