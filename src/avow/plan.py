@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, Kafka, Pipeline, Problem, load
+from avow.settings import REST_COLUMN, Kafka, Lake, Pipeline, Postgres, Problem, load
 from avow.sinks import SINKS, SinkKind
 
 
@@ -58,7 +58,8 @@ def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterat
     mode = pipeline.sink.mode
     offered = sink.offered(mode)
     if not offered:
-        yield Problem(("sink", "mode"), f"{sink.title} does not offer {mode}", f"modes: {', '.join(sink.offers)}")
+        why = f": {sink.lacks[mode]}" if mode in sink.lacks else ""
+        yield Problem(("sink", "mode"), f"{sink.title} does not offer {mode}{why}", f"modes: {', '.join(sink.offers)}")
     elif pipeline.guarantee not in offered:
         words = ", ".join(word for word in Guarantee if word in offered)
         yield Problem(("guarantee",), f"{sink.title} cannot keep it with {mode}", f"with {mode}: {words}")
@@ -206,15 +207,19 @@ def _order(guarantee: Guarantee) -> str:
     """The acts in the order that the guarantee's own table gives."""
     acts = {Act.WRITE: "write the rows", Act.CLAIM: "claim their offsets"}
     steps = [" and ".join(acts[act] for act in Act if act in step) for step in guarantee.steps]
-    return f"{steps[0]} in one transaction" if guarantee.atomic else ", then ".join(steps)
+    return f"{steps[0]} in one act" if guarantee.atomic else ", then ".join(steps)
 
 
 def _dead_letters(pipeline: Pipeline) -> Hop:
+    lake = isinstance(pipeline.sink, Lake)
     return Hop(
         "dead letters",
         f"Keep each record that cannot be taken in {_graveyard(pipeline)}, with its bytes, headers and the reason.",
         promises=(
-            "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
+            "They are written before the rows of their batch, each once by positions of their own; a crash in between "
+            "is settled by the next run."
+            if lake
+            else "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
             "read = written + dead + skipped, per partition and in total.",
             f"The run stops when more than {pipeline.dead_letters.max_share * 100:g}% of the records are dead letters.",
         ),
@@ -223,7 +228,12 @@ def _dead_letters(pipeline: Pipeline) -> Hop:
 
 
 def _graveyard(pipeline: Pipeline) -> str:
-    return f"topic {pipeline.dead_letter_topic}" if isinstance(pipeline.sink, Kafka) else "avow.dead_letters"
+    match pipeline.sink:
+        case Kafka():
+            return f"topic {pipeline.dead_letter_topic}"
+        case Lake():
+            return "a table beside it, ..._dead_letters"
+    return "avow.dead_letters"
 
 
 def _positions(pipeline: Pipeline) -> Hop:
@@ -269,6 +279,7 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
         yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
     if isinstance(pipeline.sink, Kafka):
         yield from _topic_warnings(pipeline, pipeline.sink)
+    if not isinstance(pipeline.sink, Postgres):
         return
     yield (
         "Database connections: one for the driver and one for each Python worker of Spark. That is as many as tasks "

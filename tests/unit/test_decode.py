@@ -522,7 +522,7 @@ WITHOUT_PANDAS = """
 import sys
 import pyarrow as pa
 from avow.decode import decoder
-from avow.decode.arrow import binaries
+from avow.arrow import binaries
 from tests.unit.test_decode import GOOD, pipeline
 
 values = binaries(*[GOOD] * 100)

@@ -99,7 +99,7 @@ def test_every_offer_is_explained(guarantee: Guarantee, mode: Mode, tmp_path: Pa
     [
         (Guarantee.AT_MOST_ONCE, "claim their offsets, then write the rows.", Anomaly.LOST),
         (Guarantee.AT_LEAST_ONCE, "write the rows, then claim their offsets.", Anomaly.DUPLICATED),
-        (Guarantee.EXACTLY_ONCE, "write the rows and claim their offsets in one transaction.", None),
+        (Guarantee.EXACTLY_ONCE, "write the rows and claim their offsets in one act.", None),
     ],
 )
 def test_the_order_of_acts(guarantee: Guarantee, order: str, permitted: Anomaly | None, tmp_path: Path) -> None:

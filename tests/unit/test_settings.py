@@ -17,6 +17,7 @@ from avow.errors import ConfigError
 from avow.guarantee import Guarantee
 from avow.schema import parse
 from avow.settings import Pipeline, Postgres, Table, load, revealed
+from avow.settings.tree import SINK_KINDS
 
 ROOT = Path(__file__).parents[2]
 ENV = {"DATABASE_URL": "postgresql://me@db/shop"}
@@ -319,7 +320,7 @@ BAD: dict[str, tuple[tuple[int, str], str]] = {
     "transform with no function": ((SINK, '[transform]\npython = "../x.py"\n[sink]'), "p.toml:13: transform.python: '../x.py' names no function; \"module:function\""),
     "sql without Spark": ((GUARANTEE, 'guarantee = "exactly-once"\nengine = "consumer"\ntransform.sql = "SELECT 1"'), "p.toml:3: engine: the consumer has no SQL; transform.python, or engine = \"spark\""),
     # sink
-    "kind that is not built": ((KIND, 'kind = "delta"\npath = "/x"'), "p.toml:13: sink.kind: 'delta' is not known; known kinds: postgres"),
+    "kind that is not built": ((KIND, 'kind = "mysql"\npath = "/x"'), "p.toml:13: sink.kind: 'mysql' is not known; known kinds: postgres, delta, iceberg"),
     "no kind": ((KIND, ""), "p.toml:12: sink.kind: is missing; known kinds: postgres"),
     "kind of no kind": ((KIND, "kind = [1]"), "p.toml:13: sink.kind: [1] is not known"),
     "mode": ((TABLE, 'table = "t"\nmode = "insert"'), "p.toml:16: sink.mode: 'insert' is not known, did you mean upsert?; \"append\", \"dedupe\" or \"upsert\""),
@@ -499,6 +500,70 @@ def test_an_empty_file_names_what_is_missing(write: Path) -> None:
     ]]  # fmt: skip
 
 
+# --- lakes ----------------------------------------------------------------------------------------------
+
+LAKE = {
+    "path that climbs": (
+        'kind = "delta"\npath = "../x"',
+        "sink.path: holds .., % or a backslash; a folder, or s3://bucket/folder",
+    ),
+    "path of another store": ('kind = "delta"\npath = "hdfs://x/y"', "sink.path: is not a place for a table"),
+    "path with NUL": ('kind = "delta"\npath = "a\\u0000b"', "sink.path: is not a place for a table"),
+    "empty path": ('kind = "delta"\npath = ""', "sink.path: is not a place for a table"),
+    "no path": ('kind = "delta"', "sink.path: is missing; a folder, or s3://bucket/folder"),
+    "a table of PostgreSQL's": ('kind = "delta"\npath = "x"\ntable = "t"', "sink.table: is not a key"),
+    "partition by no column": (
+        'kind = "delta"\npath = "x"\npartition_by = "nope"',
+        "sink.partition_by: 'nope' is not a column",
+    ),
+    "day of no timestamp": (
+        'kind = "delta"\npath = "x"\npartition_by = "day(id)"',
+        "sink.partition_by: 'id' is no timestamp",
+    ),
+    "files of no size": (
+        'kind = "delta"\npath = "x"\nfile_mb = 0',
+        "sink.file_mb: should be greater than or equal to 1",
+    ),
+    "policy that is not known": (
+        'kind = "delta"\npath = "x"\nevolve = "ad"',
+        "sink.evolve: 'ad' is not known, did you mean add?",
+    ),
+    "iceberg without a namespace": (
+        'kind = "iceberg"\ntable = "t"\ncatalog = { warehouse = "w" }',
+        'is not a table\'s name; "namespace.table"',
+    ),
+    "iceberg without a catalog": ('kind = "iceberg"\ntable = "n.t"', "sink.catalog: is missing"),
+    "catalog of nothing": (
+        'kind = "iceberg"\ntable = "n.t"\ncatalog = { x = 1 }',
+        "sink.catalog: names neither a warehouse nor a uri",
+    ),
+    "prefix that files cannot have": (
+        'kind = "delta"\npath = "x"\nlineage_prefix = "a b"',
+        "sink.lineage_prefix: 'a btopic' holds ' ', which a lake's files cannot",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAKE)
+def test_a_bad_lake_of_each_kind(case: str, write: Path) -> None:
+    lines, expected = LAKE[case]
+    message = refused(write, edited((KIND, lines), (URL, ""), (TABLE, "")))
+    assert expected in message
+    assert len(message.splitlines()) == 1, message
+
+
+def test_a_lakes_secrets_are_not_shown(write: Path) -> None:
+    text = edited(
+        (KIND, 'kind = "delta"\npath = "s3://b/t"'),
+        (URL, ""),
+        (TABLE, '[sink.options]\nAWS_SECRET_ACCESS_KEY = "hunter2"'),
+    )
+    write.write_text(text)
+    pipeline = load(write, ENV)
+    assert "hunter2" not in repr(pipeline) + str(pipeline.model_dump())
+    assert pipeline.secrets_in_file == ("sink.options.AWS_SECRET_ACCESS_KEY",)
+
+
 # --- the reference --------------------------------------------------------------------------------------
 
 
@@ -523,4 +588,5 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
 def test_the_reference_names_every_key_and_no_other() -> None:
     text = (ROOT / "docs/PIPELINE.md").read_text()
     rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
-    assert rows == {*keys(Pipeline), *keys(settings.Kafka, "sink.")}
+    sinks = {key for kind in SINK_KINDS.values() for key in keys(kind, "sink.")}
+    assert rows == set(keys(Pipeline)) | sinks

@@ -19,7 +19,7 @@ from avow.audit.findings import Finding, Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Kafka, Pipeline, Postgres
+from avow.settings import Delta, Iceberg, Kafka, Pipeline, Postgres
 
 
 class Reading(Protocol):
@@ -75,8 +75,10 @@ def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:
             from avow.audit.kafka import KafkaReading
 
             return KafkaReading(pipeline, snapshot)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.audit.lake import LakeReading
+
+            return LakeReading(pipeline, snapshot)
 
 
 class Ordered:

@@ -108,6 +108,8 @@ def _only(rows: Rows, offsets: Offsets) -> Rows:
 
 def _codes(one: pa.Array, other: pa.Array) -> Codes:
     """Numbers for values, the same for the same value on both sides; a null is a value too."""
+    if pa.types.is_nested(one.type):  # Arrow cannot tell these apart; as text they are
+        one, other = (_texts(side, partial(_said, type_=side.type)) for side in (one, other))
     encoded = pa.concat_arrays([one, other]).dictionary_encode(null_encoding="encode")
     codes: Codes = encoded.indices.to_numpy().astype(np.int64)
     return codes

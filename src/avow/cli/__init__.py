@@ -28,6 +28,7 @@ COMMANDS = {
         "audit": ("audit", "Check the sink against the topic, offset by offset: held, broken or unknown."),
         "prove": ("prove", "Inject real faults into real processes, and see whether the promise holds."),
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
+        "lake": ("lake", "Keep a Delta or Iceberg table in order: clean, compact."),
     },
     "Look at Kafka": {
         "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),

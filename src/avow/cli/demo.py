@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,16 +14,17 @@ from pathlib import Path
 
 import click
 import psutil
-import psycopg
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
+from avow import sinks
 from avow.engines.failpoints import VARIABLE as FAILPOINT
-from avow.errors import LocalError, SourceError
+from avow.errors import LocalError, SinkError, SourceError
 from avow.guarantee import Guarantee
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
+from avow.plan import load_checked
 
 FOLDER = Path(".avow/demo")
 TOPIC, PARTITIONS = "payments", 4
@@ -52,9 +52,19 @@ schema = "id long not null, account string not null, amount double, at timestamp
 [batch]
 max_records = {batch}
 """
-SINKS = {
+
+# Where the rows go, and where to look at them afterwards.
+SINK = {
     "postgres": 'kind  = "postgres"\nurl   = "${env:DATABASE_URL}"\ntable = "payments"',
+    "delta": f'kind = "delta"\npath = "{FOLDER}/lake/payments"',
+    "iceberg": f'kind    = "iceberg"\ntable   = "lake.payments"\ncatalog = {{ warehouse = "{FOLDER}/lake" }}',
     "kafka": 'kind  = "kafka"\ntopic = "payments-clean"',
+}
+LOOK = {
+    "postgres": 'psql $DATABASE_URL -c "SELECT * FROM avow.ledger"',
+    "delta": f"python -c \"import deltalake; print(deltalake.DeltaTable('{FOLDER}/lake/payments').history(5))\"",
+    "iceberg": f"pyiceberg --uri sqlite:///{FOLDER}/lake/catalog.db describe lake.payments",
+    "kafka": f"avow lag --pipeline {FOLDER}/payments.toml",
 }
 
 # The step after which the first kill falls: between the two acts, where the weaker words show what they permit.
@@ -69,14 +79,14 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
     show_default=True,
     help="at-most-once and at-least-once show what they permit really happening.",
 )
-@click.option("--sink", type=click.Choice(list(SINKS)), default="postgres", show_default=True, help="Where to.")
+@click.option("--sink", type=click.Choice(list(SINK)), default="postgres", show_default=True, help="Where they go.")
 @click.option("--records", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many payments.")
 @click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, to look around.")
 def demo(guarantee: str, sink: str, records: int, keep: bool) -> None:
     """About a minute and a half: a pipeline is killed three times with kill -9, a broker once, and nothing is lost.
 
-    Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into PostgreSQL or
-    another topic while killing things, and audits every offset. Nothing is needed but this command.
+    Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into a sink while
+    killing things, and audits every offset. Nothing is needed but this command.
     """
     show = Show(time.monotonic())
     cluster = Cluster(FOLDER)
@@ -89,7 +99,7 @@ def demo(guarantee: str, sink: str, records: int, keep: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         code = _play(Stage(cluster, Guarantee(guarantee), sink, records, show))
-        show.next(cluster if keep else None)
+        show.next(cluster if keep else None, sink)
     finally:
         if not keep and cluster.exists:
             cluster.down()
@@ -110,11 +120,12 @@ class Show:
     def rule(self, title: str) -> None:
         self._console.rule(f"[bold]{title}[/]", align="left")
 
-    def next(self, cluster: Cluster | None) -> None:
+    def next(self, cluster: Cluster | None, sink: str) -> None:
         """Where to look next: around the cluster, if it was kept."""
         if cluster is None:
             self.rule("next")
             lines = {"avow demo --keep": "leaves the cluster up, with commands to look around"}
+            lines |= {f"avow demo --sink {kind}": "the same into another sink" for kind in SINK if kind != sink}
             lines |= {f"avow demo --guarantee {word}": "shows what it permits really happening" for word in BETWEEN}
             lines["avow plan examples/payments.toml"] = "explains a pipeline of your own, hop by hop"
             for command, what in lines.items():
@@ -126,7 +137,7 @@ class Show:
             f"avow status --dir {FOLDER}",
             f"avow dead-letters list {FOLDER}/payments.toml",
             f"avow audit {FOLDER}/payments.toml",
-            'psql $DATABASE_URL -c "SELECT * FROM avow.ledger"',
+            LOOK[sink],
             f"kcat -b {cluster.bootstrap} -C -t {TOPIC} -c 5",
             f"avow down --dir {FOLDER}",
         ):
@@ -153,27 +164,13 @@ class Stage:
         return {**os.environ, "DATABASE_URL": self.cluster.postgres_url or "", "TMPDIR": str(temporary)}
 
     def rows(self) -> int:
-        """How many rows the sink has. It may not be there yet, and the database answers even while avow does not."""
-        if self.sink == "kafka":
-            return self._written()
-        assert self.cluster.postgres_url
-        with psycopg.connect(self.cluster.postgres_url, autocommit=True) as connection:
-            try:
-                found = connection.execute("SELECT count(*) FROM payments").fetchone()
-            except psycopg.errors.UndefinedTable:
-                return 0
-        assert found
-        return int(found[0])
-
-    def _written(self) -> int:
-        """What the ledger counts, in the positions of the pipeline's group."""
-        request = [ConsumerGroupTopicPartitions("payments")]
+        """How many records were written, by the ledger. The sink answers even while avow does not run."""
+        pipeline = load_checked(self.file, self.env)
         try:
-            client = metadata.admin(self.cluster.bootstrap)
-            found = client.list_consumer_group_offsets(request, request_timeout=10)["payments"].result(10)
-        except KafkaException:
-            return 0  # a broker was killed: asked again in a moment
-        return sum(json.loads(one.metadata)["counts"][1] for one in found.topic_partitions or () if one.metadata)
+            with sinks.driver_sink(pipeline) as store:
+                return sum(entry.counts.written for entry in store.entries().values())
+        except SinkError:  # the first run is still making it, or a broker was killed: asked again in a moment
+            return 0
 
 
 def _play(stage: Stage) -> int:
@@ -186,7 +183,7 @@ def _play(stage: Stage) -> int:
     show.line(f"produced {stage.records:,} payments into {TOPIC}, {PARTITIONS} partitions; {bad} of them are bad")
     batch = max(200, stage.records // 12)
     stage.file.write_text(
-        PIPELINE.format(guarantee=stage.guarantee, brokers=cluster.bootstrap, batch=batch, sink=SINKS[stage.sink])
+        PIPELINE.format(guarantee=stage.guarantee, brokers=cluster.bootstrap, sink=SINK[stage.sink], batch=batch)
     )
     for number, share in enumerate(KILLS):
         _run_and_kill(stage, int(stage.records * share), first=number == 0)

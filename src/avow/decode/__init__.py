@@ -9,7 +9,7 @@ for each batch and hands the outcome to the sink.
 
 from __future__ import annotations
 
-from avow.decode.arrow import arrow_type
+from avow.arrow import arrow_type
 from avow.decode.json import JsonDecoder
 from avow.decode.plain import PlainDecoder
 from avow.decode.result import REASONS, Dead, Decoded, Decoder, Reason

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from avow.decode.arrow import arrow_fields, arrow_type, binaries, indices
+from avow.arrow import arrow_fields, arrow_type, binaries, indices
 from avow.decode.document import NUMBER_DIGITS_MAX
 from avow.decode.values import base64_decode, is_day
 from avow.schema import MAX_PRECISION, Array, Decimal, Field, Map, Scalar, Schema, Struct, Type

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.decode.arrow import arrow_fields, indices, no_rows
+from avow.arrow import arrow_fields, indices, no_rows
 from avow.decode.columns import Columns, Unreadable
 from avow.decode.document import Json, parse, write
 from avow.decode.result import Dead, Decoded, Refused

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.decode.arrow import arrow_fields, indices
+from avow.arrow import arrow_fields, indices
 from avow.decode.document import text_of
 from avow.decode.result import Dead, Decoded, Reason, Refused
 from avow.decode.tombstones import Tombstones

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from avow.decode.arrow import arrow_fields, indices, no_rows
+from avow.arrow import arrow_fields, indices, no_rows
 from avow.decode.document import Json, parse, parse_any, text_of
 from avow.decode.result import Dead, Reason, Refused
 from avow.decode.values import Rules, fields_reader

@@ -4,6 +4,7 @@ Inert unless the environment names one: ``AVOW_FAILPOINT=NAME:BATCH:WHO:FOLDER``
 first batch not below BATCH, once (FOLDER remembers that it fired): WHO is ``worker`` (this process alone), ``executor``
 (this process and all above it, up to the executor's JVM) or ``run`` (the same, up to the driver, where that is above).
 ``stop`` is this process alone with SIGSTOP: whoever asked for it lets it go on.
+With ``answer`` nothing is killed: what was done stays done, and an error takes the place of its answer.
 
 And places where a pipeline can be made to break its word on purpose, so that a proof can show that it would be caught:
 ``AVOW_CANARY=swap`` takes the acts in the wrong order, ``drop:N`` and ``double:N`` do that to one row in N.
@@ -45,6 +46,8 @@ def failpoint(name: str, batch: int) -> None:
         Path(folder, f"fired-{point}").touch(exist_ok=False)
     except FileExistsError:
         return
+    if who == "answer":
+        raise OSError("the answer was lost, as a failpoint wished")
     for process in list(_above(who)):
         process.send_signal(SIGKILL)
     os.kill(os.getpid(), SIGSTOP if who == "stop" else SIGKILL)

@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from avow import __version__
-from avow.decode.arrow import binaries
+from avow.arrow import binaries
 from avow.engines import failpoints
 from avow.engines.task import python_transform
 from avow.errors import ConfigError

@@ -36,10 +36,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from avow import ledger, sinks
+from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.progress import Observer, Progress
 from avow.engines.session import first_line, has_ended, is_local, keep_log, meet_executors, warm_up
-from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
+from avow.engines.task import (
+    Preparing,
+    Reading,
+    Work,
+    commit_staged,
+    decoded,
+    deliver,
+    numbers,
+    python_transform,
+)
 from avow.errors import (
     AvowError,
     ConfigError,
@@ -56,7 +66,7 @@ from avow.kafka.reader import reader
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
 from avow.settings import Pipeline, revealed
-from avow.sinks.base import DriverSink
+from avow.sinks.base import CommittingSink, DriverSink
 
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
@@ -78,10 +88,11 @@ STOPS: dict[str, type[AvowError]] = {
     )
 }
 
-REPORT = "topic string, partition int, stop string, message string, advice string"
+REPORT = "topic string, partition int, stop string, message string, advice string, staged binary"
 _REPORT = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32())]
     + [(name, pa.string()) for name in ("stop", "message", "advice")]
+    + [("staged", pa.binary())]
 )
 
 
@@ -130,18 +141,20 @@ class Run:
                 warm_up(spark)
             else:
                 meet_executors(spark, self._stop, self._observer.event)
-            fields, rest = sink_fields(spark, pipeline)
-            if store.prepare_table(fields, rest=rest):
+            columns = sink_fields(spark, pipeline)
+            if store.prepare_table(columns[0], rest=columns[1]):
                 self._observer.event(f"made {pipeline.sink.target}")
-        self._attempts(spark)
+        self._attempts(spark, columns)
 
-    def _attempts(self, spark: SparkSession) -> None:
+    def _attempts(self, spark: SparkSession, columns: Columns) -> None:
         failures = 0
         while not self._stop.is_set():
             progressed = False
             try:
                 # Opening one may fail as well: the database that ended the last attempt may not be back yet.
-                attempt = _Attempt(self._pipeline, spark, self._stop, self._batch_running, self._observer, self._once)
+                attempt = _Attempt(
+                    self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once
+                )
                 try:
                     attempt.execute()
                     return
@@ -181,7 +194,10 @@ def _last_word(error: Exception, failures: int) -> AvowError:
     )
 
 
-def sink_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[tuple[Field, ...], bool]:
+Columns = tuple[tuple[Field, ...], bool]
+
+
+def sink_fields(spark: SparkSession, pipeline: Pipeline) -> Columns:
     """The payload's columns in the sink, after the transform, and whether unknown fields are kept beside them."""
     if pipeline.transform is not None:
         return sql.output_fields(spark, pipeline), False
@@ -196,6 +212,7 @@ class _Attempt:
         self,
         pipeline: Pipeline,
         spark: SparkSession,
+        columns: Columns,
         stop: threading.Event,
         batch_running: threading.Lock,
         observer: Observer,
@@ -203,6 +220,7 @@ class _Attempt:
     ) -> None:
         self._pipeline = pipeline
         self._spark = spark
+        self._columns = columns
         self._stop = stop
         self._batch_running = batch_running
         self._observer = observer
@@ -226,6 +244,7 @@ class _Attempt:
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def execute(self) -> None:
+        self._store.prepare_table(self._columns[0], rest=self._columns[1])  # it may have been altered meanwhile
         self._run = self._store.open_run()
         self._positions = self._start()
         self._observer.event(
@@ -313,14 +332,18 @@ class _Attempt:
         ranges = self._planned(batch)
         if not ranges:
             return
-        work = Work(self._pipeline, self._run, batch, ranges)
-        done = set()
+        work = Work(self._pipeline, self._run, batch, ranges, self._store.brief())
+        done, staged = set(), []
         for report in work_frame(self._spark, work).collect():
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
             done.add(TopicPartition(report.topic, report.partition))
+            staged += [bytes(report.staged)] if report.staged is not None else []
         if done != ranges.keys():
             raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, ranges))}")
+        if staged:
+            assert isinstance(self._store, CommittingSink)
+            commit_staged(staged, work, self._store)
         for where, planned in ranges.items():
             self._positions[where] = planned.until
         self.batches += 1
@@ -428,10 +451,12 @@ def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.Recor
     # From bytes and not from Python values: those would import pandas, half a second for a worker's first task.
     columns = [_text(where.topic), pa.Array.from_buffers(pa.int32(), 1, [None, _bytes(where.partition)])]
     try:
-        deliver(prepare, work.ranges[where], work, sinks.task_sink(work.pipeline, work.run))
+        sink = sinks.task_sink(work.pipeline, work.run, work.brief)
+        report = deliver(prepare, work.ranges[where], work, sink)
         told = [pa.nulls(1, pa.string())] * 3
+        told.append(pa.nulls(1, pa.binary()) if report.staged is None else binaries(report.staged))
     except tuple(STOPS.values()) as stop:
-        told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice)]
+        told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice), pa.nulls(1, pa.binary())]
     return pa.RecordBatch.from_arrays([*columns, *told], schema=_REPORT)
 
 

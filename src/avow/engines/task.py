@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -30,7 +30,7 @@ from avow.guarantee import Act
 from avow.kafka.log import Log, TopicPartition, fingerprint
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import Pipeline
-from avow.sinks.base import DeadLetter, Rows, TaskSink
+from avow.sinks.base import CommittingSink, DeadLetter, Rows, StagingSink, TaskSink, Writer
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
 SHARE_COUNTS_FROM = 1_000
@@ -49,6 +49,7 @@ class Work:
     run: int
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
+    brief: bytes = b""  # what the sink's driver side tells its task side
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Report:
     done: OffsetRange  # empty for a replay
     counts: Counts
     seconds: float
+    staged: bytes | None = None  # for the driver's commit, where the acts are the driver's
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,13 @@ Reading = Callable[[OffsetRange], Iterator[pa.RecordBatch]]
 Preparing = Callable[[OffsetRange], Iterator[Prepared]]
 
 
-def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink) -> Report:
-    """Bring one range into the sink, under the pipeline's guarantee."""
+def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink | StagingSink) -> Report:
+    """Bring one range into the sink, under the pipeline's guarantee; or have it ready for ``commit_staged``."""
     started = time.monotonic()
+    if isinstance(sink, StagingSink):
+        outcome = _write(prepare(planned), planned, work, sink)
+        staged = sink.staged(planned, outcome.counts, outcome.last)
+        return Report(planned, outcome.counts, time.monotonic() - started, staged)
     todo: OffsetRange | None = None
     claimed = False
     outcome = _Outcome()
@@ -122,7 +128,22 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
     return Report(todo, outcome.counts, time.monotonic() - started)
 
 
-def _write(prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: TaskSink) -> _Outcome:
+def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> None:
+    """In the driver: the acts of one batch, in the guarantee's order, over what its tasks have staged."""
+    steps = order(work.pipeline.guarantee.steps)
+    for step in steps:
+        sink.commit(
+            step,
+            parts,
+            work.run,
+            work.batch,
+            last=step is steps[-1],
+            answered=lambda: failpoint("commit-unknown", work.batch),
+        )
+        failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
+
+
+def _write(prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: Writer) -> _Outcome:
     """Write every record of ``todo``; bury what cannot be taken."""
     pipeline = work.pipeline
     offset_column = pipeline.sink.lineage[2]

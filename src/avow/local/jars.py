@@ -1,9 +1,9 @@
 """Jars by Maven coordinates: pinned in ``jars.lock``, fetched with jgo, verified before every use.
 
 The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker
-runs on, ``spark`` is what Spark needs to read Kafka, ``bench`` is what only the bench wants. Jars live in Maven's
-local repository, so what Maven or another tool has fetched is used as it is; nothing is asked of the network for a
-jar that is there and right. A jar that is there and wrong (cut short, altered) is fetched again.
+runs on, ``spark`` is what Spark needs to read Kafka, ``bench`` and ``lake`` are what only benches want. Jars live in
+Maven's local repository, so what Maven or another tool has fetched is used as it is; nothing is asked of the network
+for a jar that is there and right. A jar that is there and wrong (cut short, altered) is fetched again.
 
 Settings, all from the environment: ``M2_REPO`` moves the folder (Maven's own habit), ``AVOW_MAVEN_MIRROR``
 names another repository to fetch from. No address is written here: the default is jgo's.
@@ -61,6 +61,11 @@ RESOLVED_FURTHER = {"kafka"}
 # Nothing that avow does needs these, so they are fetched only when they are asked for by name.
 ON_REQUEST = {
     "bench": ("org.postgresql:postgresql:42.7.14",),  # what Spark's own JDBC writer needs
+    "lake": (  # what Spark's own writers into lakes need
+        "io.delta:delta-spark_4.1_2.13:4.1.0",
+        "io.delta:delta-storage:4.1.0",
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    ),
 }
 
 

@@ -86,6 +86,7 @@ def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object
     return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
 
 
+PLAYED = ("postgres", "kafka")  # the kinds of sinks that the harness can read back
 _POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
 _FAULTS = (
     _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=BOTH),
@@ -192,7 +193,7 @@ def matrix() -> Iterator[Cell]:
             continue
         for guarantee in Guarantee:
             for sink in SINKS.values():
-                if fault.only and sink.kind not in fault.only:
+                if sink.kind not in PLAYED or (fault.only and sink.kind not in fault.only):
                     continue
                 for mode in sink.offers:
                     if guarantee in sink.offered(mode):

@@ -24,7 +24,9 @@ from avow.settings.tree import (
     DeadLetters,
     Decode,
     Delta,
+    Iceberg,
     Kafka,
+    Lake,
     Mode,
     Pipeline,
     Postgres,
@@ -34,7 +36,7 @@ from avow.settings.tree import (
     Transform,
     revealed,
 )
-from avow.settings.values import Offsets, Problem, Start, Table
+from avow.settings.values import Offsets, PartitionBy, Problem, Start, Table
 
 __all__ = [
     "REST_COLUMN",
@@ -44,9 +46,12 @@ __all__ = [
     "DeadLetters",
     "Decode",
     "Delta",
+    "Iceberg",
     "Kafka",
+    "Lake",
     "Mode",
     "Offsets",
+    "PartitionBy",
     "Pipeline",
     "Postgres",
     "Problem",

@@ -38,7 +38,7 @@ from pydantic import (
 from avow import schema as ddl
 from avow.guarantee import Guarantee
 from avow.settings import values
-from avow.settings.values import FromEnv, Problem, Start, Table, raise_if_any, refuse
+from avow.settings.values import FromEnv, PartitionBy, Problem, Start, Table, raise_if_any, refuse
 
 
 class Section(BaseModel):
@@ -232,6 +232,10 @@ class Sink(Section):
         return ""
 
 
+def _or_none(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
 class Postgres(Sink):
     """[sink] with kind = "postgres"."""
 
@@ -262,15 +266,56 @@ class Postgres(Sink):
         return self
 
 
-class Delta(Sink):
+class Lake(Sink):
+    """[sink], as far as Delta Lake and Iceberg have it in common."""
+
+    reserved_columns: ClassVar[frozenset[str]] = frozenset({"__avow_deleted"})
+
+    partition_by: Annotated[PartitionBy | None, PlainValidator(values.partition_by), PlainSerializer(_or_none)] = Field(
+        None, description='"column" or "day(column)"'
+    )
+    file_mb: StrictInt = Field(128, ge=1, le=4_096, description="a number from 1 to 4,096")
+    evolve: Literal["refuse", "add"] = Field("refuse", description='"refuse" or "add"')
+
+    @classmethod
+    def name_problem(cls, name: str) -> str:
+        # Readers that know a column by its name in the files cannot take these.
+        found = sorted(set(name) & set(" ,;{}()=."))
+        return super().name_problem(name) or (f"holds {found[0]!r}, which a lake's files cannot" if found else "")
+
+
+class Delta(Lake):
     """[sink] with kind = "delta"."""
 
     kind: Literal["delta"] = Field(description='"delta"')
-    path: Annotated[str, Field(min_length=1)] = Field(description="a folder, or s3://bucket/folder")
+    path: Annotated[str, AfterValidator(values.lake_path)] = Field(description="a folder, or s3://bucket/folder")
+    options: Annotated[ClientSettings, BeforeValidator(values.client_settings)] = Field(
+        {}, description="a table of the store's settings"
+    )
 
     @property
     def target(self) -> str:
         return f"table {self.shown('path')}"
+
+
+class Iceberg(Lake):
+    """[sink] with kind = "iceberg"."""
+
+    reserved_columns: ClassVar[frozenset[str]] = frozenset(
+        {"__avow_deleted", "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
+    )
+
+    kind: Literal["iceberg"] = Field(description='"iceberg"')
+    table: Annotated[
+        str, values.matching(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", "is not a table's name", '"namespace.table"')
+    ] = Field(description='"namespace.table"')
+    catalog: Annotated[ClientSettings, BeforeValidator(values.catalog_settings)] = Field(
+        description='a table of pyiceberg\'s catalog settings; { warehouse = "folder" } is a local one'
+    )
+
+    @property
+    def target(self) -> str:
+        return f"table {self.shown('table')}"
 
 
 class Kafka(Sink):
@@ -318,8 +363,8 @@ class Kafka(Sink):
 
 
 # Pydantic puts the kind into the place of an error; ``read`` takes it out again.
-AnySink = Annotated[Postgres | Delta | Kafka, Field(discriminator="kind")]
-SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres, "kafka": Kafka}
+AnySink = Annotated[Postgres | Delta | Iceberg | Kafka, Field(discriminator="kind")]
+SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres, "delta": Delta, "iceberg": Iceberg, "kafka": Kafka}
 
 
 def _known_kind(value: Any) -> Any:
@@ -419,7 +464,14 @@ class Pipeline(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """What needs more than one section."""
-        raise_if_any([*_column_problems(self), *_key_problems(self), *_combination_problems(self)])
+        raise_if_any(
+            [
+                *_column_problems(self),
+                *_key_problems(self),
+                *_partition_problems(self),
+                *_combination_problems(self),
+            ]
+        )
         return self
 
 
@@ -463,6 +515,22 @@ def _key_problems(pipeline: Pipeline) -> Iterator[Problem]:
             )
         elif pipeline.decode.format == "json" and not columns[name].required:
             yield Problem(at, f"{name!r} may be null", "columns that decode.schema declares as not null")
+
+
+def _partition_problems(pipeline: Pipeline) -> Iterator[Problem]:
+    by = pipeline.sink.partition_by if isinstance(pipeline.sink, Lake) else None
+    if by is None or by.column in pipeline.sink.lineage or pipeline.transform is not None:
+        return  # the transform decides the sink's columns
+    at, types = ("sink", "partition_by"), {field.name: field.type for field in pipeline.decode.columns}
+    times = (ddl.Scalar.TIMESTAMP, ddl.Scalar.TIMESTAMP_NTZ)
+    if by.column not in types:
+        yield Problem(at, f"{by.column!r} is not a column", "a column of decode.schema, in the same case")
+    elif by.day and types[by.column] not in times:
+        yield Problem(at, f"{by.column!r} is no timestamp", "day() of a timestamp, or a column as it is")
+    elif not by.day and types[by.column] in (*times, ddl.Scalar.FLOAT, ddl.Scalar.DOUBLE, ddl.Scalar.BINARY):
+        yield Problem(at, f"{by.column!r} has too many values", "a column of few values, or day() of a timestamp")
+    elif not isinstance(types[by.column], ddl.Scalar | ddl.Decimal):
+        yield Problem(at, f"{by.column!r} is nested", "a plain column")
 
 
 def _combination_problems(pipeline: Pipeline) -> Iterator[Problem]:
@@ -513,9 +581,9 @@ def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
     written = values.as_written(document["sink"].get("url", ""))
     if _PASSWORD_IN_URL.search(values.ENV.sub("", written)):
         yield "sink.url"
-    kafka, spark = document["source"].get("kafka", {}), document.get("spark", {})
-    tables = {"source": {"kafka": kafka}, "sink": {"kafka": document["sink"].get("kafka", {})}, "spark": spark}
-    for key, value in values.flat(tables):
+    kafka, spark, sink = document["source"].get("kafka", {}), document.get("spark", {}), document["sink"]
+    own = {name: sink[name] for name in ("options", "catalog", "kafka") if name in sink}
+    for key, value in values.flat({"source": {"kafka": kafka}, "spark": spark, "sink": own}):
         name = ".".join(key)
         if _SECRET_NAME.search(name) and not isinstance(value, FromEnv):
             yield name

@@ -222,6 +222,41 @@ def table(value: Any) -> Table:
     return Table(*reversed(parts))
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionBy:
+    """How a lake's files are put into folders: by a column's values, or by the day of a timestamp."""
+
+    column: str
+    day: bool = False
+
+    def __str__(self) -> str:
+        return f"day({self.column})" if self.day else self.column
+
+
+def partition_by(value: Any) -> PartitionBy:
+    if not isinstance(value, str) or not value or has_control(value):
+        refuse("is not a column", '"column" or "day(column)"')
+    found = re.fullmatch(r"day\((.+)\)", value)
+    return PartitionBy(found[1], day=True) if found else PartitionBy(value)
+
+
+def lake_path(value: str) -> str:
+    allowed = "a folder, or s3://bucket/folder"
+    scheme, separator, rest = value.partition("://")
+    if not value or has_control(value) or (separator and scheme not in ("s3", "file")) or not (rest or not separator):
+        refuse("is not a place for a table", allowed)
+    if climbs(value) or "%" in value or "\\" in value:
+        refuse("holds .., % or a backslash", allowed)
+    return value.rstrip("/") or "/"
+
+
+def catalog_settings(value: Any) -> dict[str, str]:
+    settings = client_settings(value)
+    if not {"uri", "warehouse", "type"} & settings.keys():
+        refuse("names neither a warehouse nor a uri", '{ warehouse = "folder" }, or the settings of your catalog')
+    return settings
+
+
 def postgres_url(value: SecretStr) -> SecretStr:
     """Never quotes the URL, nor what urllib says of it."""
     allowed = 'postgresql://user@host:port/database, best as "${env:DATABASE_URL}"'

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from avow.guarantee import Guarantee
-from avow.settings import Kafka, Pipeline, Postgres
-from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, TaskSink
+from avow.settings import Delta, Iceberg, Kafka, Pipeline, Postgres
+from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, StagingSink, TaskSink
 
-__all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "redriving", "task_sink"]
+if TYPE_CHECKING:
+    from avow.sinks.lake.table import LakeTable
+
+__all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "lake_tables", "redriving", "task_sink"]
 
 _POSTGRES = SinkKind(
     kind="postgres",
@@ -80,7 +84,31 @@ _KAFKA = SinkKind(
     ledger_in_group=True,
 )
 
-SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _KAFKA)})
+_DELTA = SinkKind(
+    kind="delta",
+    title="Delta Lake",
+    offers=_POSTGRES.offers,
+    assumes=(
+        "The store keeps what it has acknowledged, and puts a file under a new name only if there is none (a local "
+        "file system does, and S3 with conditional puts).",
+        "Nobody restores the table to an older version or removes its transactions; both are looked for at the start.",
+    ),
+)
+
+_ICEBERG = SinkKind(
+    kind="iceberg",
+    title="Iceberg",
+    offers=MappingProxyType({mode: _POSTGRES.offers[mode] for mode in ("append", "dedupe")}),
+    assumes=(
+        "The catalog keeps what it has acknowledged, and compares the table's newest snapshot before it commits.",
+        "Nobody removes the table's avow.* properties or rolls the table back; both are looked for at the start.",
+    ),
+    lacks=MappingProxyType(
+        {"upsert": "pyiceberg rewrites whole files for it, and Spark's MERGE has no place for positions in its commit"}
+    ),
+)
+
+SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _DELTA, _ICEBERG, _KAFKA)})
 
 
 def driver_sink(pipeline: Pipeline) -> DriverSink:
@@ -94,12 +122,25 @@ def driver_sink(pipeline: Pipeline) -> DriverSink:
             from avow.sinks.kafka import Store as KafkaStore
 
             return KafkaStore(pipeline)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.driver import LakeDriver
+
+            return LakeDriver(pipeline, *lake_tables(pipeline))
 
 
-def task_sink(pipeline: Pipeline, run: int) -> TaskSink:
-    """The pipeline's sink, for one task of a run."""
+def lake_tables(pipeline: Pipeline) -> tuple[LakeTable, LakeTable]:
+    """A lake's table of rows, and that of its dead letters."""
+    if isinstance(pipeline.sink, Delta):
+        from avow.sinks.delta import open_tables
+
+        return open_tables(pipeline)
+    from avow.sinks.iceberg import open_tables as open_iceberg_tables
+
+    return open_iceberg_tables(pipeline)
+
+
+def task_sink(pipeline: Pipeline, run: int, brief: bytes) -> TaskSink | StagingSink:
+    """The pipeline's sink, for one task of a run. ``brief`` is what the driver's side says to all of them."""
     match pipeline.sink:
         case Postgres():
             from avow.sinks.postgres import PostgresTask
@@ -109,8 +150,10 @@ def task_sink(pipeline: Pipeline, run: int) -> TaskSink:
             from avow.sinks.kafka import KafkaTask
 
             return KafkaTask(pipeline, run)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.staging import LakeStaging
+
+            return LakeStaging(pipeline, run, brief)
 
 
 def redriving(pipeline: Pipeline) -> Redriving:
@@ -124,8 +167,10 @@ def redriving(pipeline: Pipeline) -> Redriving:
             from avow.sinks.kafka import KafkaTask
 
             return KafkaTask(pipeline, run=0, redriving=True)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.redrive import LakeRedriving
+
+            return LakeRedriving(pipeline, *lake_tables(pipeline))
 
 
 def dead_letters(pipeline: Pipeline) -> Letters:
@@ -139,5 +184,7 @@ def dead_letters(pipeline: Pipeline) -> Letters:
             from avow.sinks.kafka import KafkaLetters
 
             return KafkaLetters(pipeline)
-        case _:
-            raise NotImplementedError(pipeline.sink.kind)
+        case Delta() | Iceberg():
+            from avow.sinks.lake.redrive import LakeLetters
+
+            return LakeLetters(*lake_tables(pipeline))

@@ -1,7 +1,9 @@
 """What every sink speaks: its offers, as data for the planner, and what the driver and the tasks of a run ask of it.
 
 A sink has two sides. ``DriverSink`` is asked once per run and between batches: tables, runs, positions. ``TaskSink`` is
-asked by each task, for acts in the guarantee's order. ``Letters`` and ``Redriving`` are for dead letters.
+asked by each task, for acts in the guarantee's order. Where a task cannot act alone, because a table has one commit for
+all of them, tasks have a ``StagingSink`` and the driver acts on a ``CommittingSink``. ``Letters`` and ``Redriving`` are
+for dead letters.
 
 Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``avow.sinks`` (the registry), ``plan``
 (which reads the offers and refuses the rest before any I/O) and ``engines``.
@@ -9,15 +11,15 @@ Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
-from avow.guarantee import Guarantee
+from avow.guarantee import Act, Guarantee
 from avow.ledger import NOTHING, Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
 from avow.settings import Mode
@@ -46,6 +48,7 @@ class SinkKind:
     offers: Mapping[Mode, Offer]
     assumes: tuple[str, ...]  # what must hold outside avow for the offers to hold
     ledger_in_group: bool = False  # the ledger is the Kafka group itself, which then must not be told anything
+    lacks: Mapping[Mode, str] = field(default_factory=dict)  # modes that it does not offer, and why
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
         """The guarantees this kind keeps in a mode; none if it lacks the mode."""
@@ -125,6 +128,27 @@ class DriverSink(Protocol):
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
 
+    def brief(self) -> bytes:
+        """What the tasks must know of the sink beside the pipeline. Asked after ``prepare_table``."""
+
+
+@runtime_checkable
+class CommittingSink(DriverSink, Protocol):
+    """A sink whose acts are the driver's: tasks stage, and one commit takes in what all of them have."""
+
+    def commit(
+        self,
+        step: frozenset[Act],
+        parts: Sequence[bytes],
+        run: int,
+        batch: int,
+        *,
+        last: bool,
+        answered: Callable[[], None],
+    ) -> None:
+        """One act of the guarantee over what tasks have staged. ``last``: the counts are told with it. ``answered`` is
+        called when the sink has said yes; if that raises, the answer is lost."""
+
 
 class Writer(Protocol):
     """What can be done with records inside an act."""
@@ -145,6 +169,14 @@ class _Acting(Protocol):
 
     def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:
         """The ledger's entry; with ``lock``, nobody else can claim until the act ends."""
+
+
+@runtime_checkable
+class StagingSink(Writer, Protocol):
+    """The sink as one task sees it, where the acts are the driver's: what is written shows only by a commit."""
+
+    def staged(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> bytes:
+        """What the driver needs to take it in."""
 
 
 class TaskSink(Writer, _Acting, Protocol):

@@ -156,6 +156,9 @@ class Store:
     def close(self) -> None:
         self._session.close()
 
+    def brief(self) -> bytes:
+        return b""
+
     def prepare(self) -> None:
         """Make or upgrade schema ``avow``."""
         with self._alone("cannot prepare schema avow"):

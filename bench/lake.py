@@ -1,0 +1,350 @@
+"""avow into Delta and Iceberg against Spark's own writers, side by side: ``python -m bench.lake``.
+
+One run on one cluster: the same topic is drained by each contender in turn, round after round, into a fresh folder each
+time. Ratios are made within a round and the median over the rounds counts. Beside it, without Kafka: what a commit
+costs after a thousand of them, and an upsert of a hundred thousand rows into two million.
+
+Owns: who takes part, the ratios and their targets. Neighbours: ``measure``, ``contenders``, ``spark_lake``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+from rich.console import Console
+from rich.table import Table
+
+from avow import sinks
+from avow.arrow import arrow_fields
+from avow.guarantee import Guarantee
+from avow.kafka.log import TopicPartition
+from avow.ledger import Entry, OffsetRange
+from avow.local import jars
+from avow.plan import load_checked
+from avow.schema import parse
+from avow.sinks.lake.staging import DELETED
+from bench import measure
+from bench.contenders import MASTER, MEMORY
+from bench.decode import SCHEMA
+from bench.measure import Command, Commit, Outcome, Rig
+
+OURS, AT_LEAST, ICEBERG = "avow delta", "avow delta at-least-once", "avow iceberg"
+DELTA_SPARK, PARQUET, ICEBERG_SPARK = "delta-spark", "df.write.parquet", "iceberg-spark"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    of: str
+    against: str
+    least: float
+    what: str = "rows/s"
+
+
+TARGETS = (
+    Target(OURS, DELTA_SPARK, 2.3),
+    Target(OURS, PARQUET, 1.5),
+    Target(OURS, AT_LEAST, 0.95),
+    Target(ICEBERG, ICEBERG_SPARK, 1.0),
+    Target(DELTA_SPARK, OURS, 2.0, "core-seconds"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    records: int
+    rounds: int
+    max_records: int
+    commits: int
+    upsert: int
+    master: str
+    memory: str
+
+
+# Who takes part. Each gives the command, and how to read what it wrote: commits in order, and the ids.
+
+Wrote = Callable[[], tuple[list[Commit], pa.ChunkedArray]]
+
+
+def ours(rig: Rig, options: Options, topic: str, kind: str, guarantee: Guarantee) -> tuple[Command, Wrote]:
+    folder = rig.new_folder("lake")
+    sink = {"kind": "delta", "path": str(folder / "t")}
+    if kind == "iceberg":
+        sink = {"kind": "iceberg", "table": "lake.t"}
+    lines = [f'name = "bench-{uuid4().hex[:8]}"', f'guarantee = "{guarantee}"', "[source]"]
+    lines += [f'brokers = "{rig.cluster.bootstrap}"', f'topics = ["{topic}"]', "[decode]", 'format = "json"']
+    lines += [f"schema = {json.dumps(SCHEMA)}", "[batch]", f"max_records = {options.max_records}", "[spark]"]
+    lines += [f'master = "{options.master}"', f'"driver.memory" = "{options.memory}"', "[sink]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in sink.items()]
+    lines += ["[sink.catalog]", f'warehouse = "{folder}/w"'] if kind == "iceberg" else []
+    file = folder / "pipeline.toml"
+    file.write_text("\n".join(lines) + "\n")
+    command = Command([sys.executable, "-m", "avow", "run", str(file), "--once", "--json"], folder)
+    return command, (lambda: of_delta(folder / "t")) if kind == "delta" else (lambda: of_iceberg(folder / "w"))
+
+
+def theirs(rig: Rig, options: Options, topic: str, kind: str) -> tuple[Command, Wrote]:
+    folder = rig.new_folder(kind)
+    settings = {
+        "topic": topic,
+        "brokers": rig.cluster.bootstrap,
+        "schema": SCHEMA,
+        "bare": False,
+        "max_records": options.max_records,
+        "format": kind,
+        "path": str(folder / "t"),
+        "checkpoint": str(folder / "checkpoint"),
+        "spark": _spark(options),
+    }
+    command = Command([sys.executable, "-m", "bench.spark_lake", json.dumps(settings)], folder)
+    read = {"delta": of_delta, "parquet": of_files, "iceberg": lambda path: of_files(path / "db" / "t" / "data")}[kind]
+    return command, lambda: read(folder / "t")
+
+
+def _spark(options: Options) -> dict[str, str]:
+    found = [*jars.classpath("spark"), *jars.classpath("lake")]
+    listed = ",".join(map(str, found))
+    return {"spark.master": options.master, "spark.driver.memory": options.memory, "spark.jars": listed}
+
+
+def of_delta(path: Path) -> tuple[list[Commit], pa.ChunkedArray]:
+    commits = []
+    for file in sorted((path / "_delta_log").glob("*.json")):
+        adds = [json.loads(line)["add"] for line in file.read_text().splitlines() if line.startswith('{"add"')]
+        rows = sum(json.loads(add["stats"])["numRecords"] for add in adds)
+        commits += [Commit(file.stat().st_mtime, rows)] if rows else []
+    return commits, DeltaTable(path).to_pyarrow_table(columns=["id"])["id"]
+
+
+def of_iceberg(warehouse: Path) -> tuple[list[Commit], pa.ChunkedArray]:
+    catalog = SqlCatalog("default", uri=f"sqlite:///{warehouse}/catalog.db", warehouse=f"file://{warehouse}")
+    table = catalog.load_table("lake.t")
+    commits = []
+    for snapshot in table.metadata.snapshots:
+        assert snapshot.summary is not None
+        rows = int(snapshot.summary.additional_properties.get("added-records", "0"))
+        commits += [Commit(snapshot.timestamp_ms / 1000, rows)] if rows else []
+    paths = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
+    return commits, ds.dataset(paths).to_table(columns=["id"])["id"]
+
+
+def of_files(path: Path) -> tuple[list[Commit], pa.ChunkedArray]:
+    """Every file a commit: Spark's batches end when their last file does."""
+    files = sorted(path.rglob("*.parquet"), key=lambda file: file.stat().st_mtime)
+    commits = [Commit(file.stat().st_mtime, pq.read_metadata(file).num_rows) for file in files]
+    return commits, ds.dataset(files).to_table(columns=["id"])["id"]
+
+
+def field(rig: Rig, options: Options, topic: str) -> dict[str, Callable[[], tuple[Command, Wrote]]]:
+    exactly, least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
+    return {
+        OURS: lambda: ours(rig, options, topic, "delta", exactly),
+        AT_LEAST: lambda: ours(rig, options, topic, "delta", least),
+        ICEBERG: lambda: ours(rig, options, topic, "iceberg", exactly),
+        DELTA_SPARK: lambda: theirs(rig, options, topic, "delta"),
+        PARQUET: lambda: theirs(rig, options, topic, "parquet"),
+        ICEBERG_SPARK: lambda: theirs(rig, options, topic, "iceberg"),
+    }
+
+
+def one(rig: Rig, command: Command, wrote: Wrote, expected: int) -> Outcome:
+    run = measure.run(command, rig)
+    if run.problem:
+        return Outcome(run, [], run.problem)
+    commits, ids = wrote()
+    different = pc.count_distinct(ids).as_py()
+    wrong = "" if len(ids) == different == expected else f"{len(ids):,} rows, {different:,} different, of {expected:,}"
+    return Outcome(run, commits, wrong)
+
+
+Round = dict[str, Outcome]
+
+
+def compare(rig: Rig, options: Options, console: Console) -> list[Round]:
+    topic = rig.make_topic()
+    with console.status(f"producing {options.records:,} records"):
+        rig.produce(topic, range(options.records))
+    rounds: list[Round] = []
+    for number in range(1, options.rounds + 1):
+        rounds.append({})
+        for name, start in field(rig, options, topic).items():
+            with console.status(f"round {number} of {options.rounds}: {name}", refresh_per_second=1):
+                outcome = one(rig, *start(), options.records)
+            rounds[-1][name] = outcome
+            told = outcome.problem or f"{outcome.drain.rows_per_s:,.0f} rows/s"
+            console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False)
+    return rounds
+
+
+def value(outcome: Outcome, what: str) -> float:
+    return outcome.drain.rows_per_s if what == "rows/s" else outcome.drain.core_s_per_million()
+
+
+def ratio(target: Target, rounds: list[Round]) -> float | None:
+    pairs = [(each[target.of], each[target.against]) for each in rounds]
+    found = [value(a, target.what) / value(b, target.what) for a, b in pairs if not (a.problem or b.problem)]
+    return median(found) if found else None
+
+
+# Without Kafka.
+
+
+def commit_cost(folder: Path, count: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a commit with positions: the first twenty and the last twenty of ``count``."""
+    told = {}
+    for kind in ("delta", "iceberg"):
+        file = _local_pipeline(folder, kind, "append")
+        with sinks.driver_sink(load_checked(file, {})) as store:
+            store.prepare()
+            store.prepare_table(parse(SCHEMA).fields, rest=False)
+            run = store.open_run()
+            store.adopt({TopicPartition("t", 0): Entry(0, "id", run)})
+            took = []
+            for number in range(count):
+                began = time.monotonic()
+                store.claim(OffsetRange("t", 0, number, number + 1), run, number)
+                took.append(1000 * (time.monotonic() - began))
+        told[kind] = {"first_ms": median(took[:20]), "last_ms": median(took[-20:])}
+    return told
+
+
+def _local_pipeline(folder: Path, kind: str, mode: str) -> Path:
+    where = (
+        f'path = "{folder}/{mode}"' if kind == "delta" else f'table = "b.t"\ncatalog = {{ warehouse = "{folder}/w" }}'
+    )
+    key = 'key = ["id"]' if mode != "append" else ""
+    file = folder / f"{kind}-{mode}.toml"
+    file.write_text(
+        f'name = "bench"\nguarantee = "exactly-once"\n[source]\nbrokers = "localhost:1"\ntopics = ["t"]\n[decode]\n'
+        f'format = "json"\nschema = {json.dumps(SCHEMA)}\n[sink]\nkind = "{kind}"\nmode = "{mode}"\n{key}\n{where}\n'
+    )
+    return file
+
+
+def upsert_cost(folder: Path, options: Options) -> dict[str, float]:
+    """Seconds for the same changes into the same table: by our merge, and by delta-spark's MERGE."""
+    existing, changes = options.records, options.upsert
+    seconds = {}
+    for name in (OURS, DELTA_SPARK):
+        path = folder / f"upsert-{name.replace(' ', '-')}"
+        write_deltalake(path, _payments(range(existing)))
+        step = max(1, existing // changes)
+        source = _payments(range(0, 2 * changes * step, 2 * step))
+        if name == OURS:
+            seconds[name] = _our_merge(path, source)
+        else:
+            pq.write_table(source, folder / "changes.parquet")
+            settings = {"format": "delta", "path": str(path), "changes": str(folder / "changes.parquet")}
+            command = [sys.executable, "-m", "bench.spark_lake", json.dumps({**settings, "spark": _spark(options)})]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            seconds[name] = (
+                json.loads(done.stdout.splitlines()[-1])["seconds"] if done.returncode == 0 else float("nan")
+            )
+    return seconds
+
+
+def _our_merge(path: Path, source: pa.Table) -> float:
+    from avow.sinks.delta import DeltaFormat
+    from avow.sinks.lake.book import Book
+    from avow.sinks.lake.files import place
+
+    table = DeltaFormat(place(str(path), {}), {}, "bench", floats=True, shown=str(path))
+    table.load()
+    lineage = ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
+    rows = source.append_column(DELETED, pa.repeat(False, source.num_rows))
+    began = time.monotonic()
+    table.merge(rows, ["id"], lineage, Book(), "bench")
+    return time.monotonic() - began
+
+
+def _payments(ids: range) -> pa.Table:
+    count = len(ids)
+    columns: dict[str, pa.Array] = {}
+    for one in arrow_fields(parse(SCHEMA).fields):
+        if one.name == "id":
+            columns["id"] = pa.array(ids, pa.int64())
+        elif pa.types.is_string(one.type):
+            columns[one.name] = pa.array([f"{one.name} {n}" for n in ids], pa.string())
+        else:
+            columns[one.name] = pa.nulls(count, one.type)
+    lineage = {
+        "_kafka_topic": pa.repeat(pa.scalar("t"), count),
+        "_kafka_partition": pa.repeat(pa.scalar(0, pa.int32()), count),
+        "_kafka_offset": pa.array(ids, pa.int64()),
+        "_kafka_timestamp": pa.nulls(count, pa.timestamp("us", "UTC")),
+    }
+    # Later than what is there, so that the guard lets every change through.
+    lineage["_kafka_offset"] = pc.add(lineage["_kafka_offset"], 10**9 if ids.step > 1 else 0)
+    return pa.table(columns | lineage)
+
+
+def shown(rounds: list[Round]) -> Table:
+    table = Table("contender", "rows/s", "core-s per million", "wall s", "table", title="medians over the rounds")
+    for name in rounds[0]:
+        sound = [each[name] for each in rounds if not each[name].problem]
+        if not sound:
+            table.add_row(name, "-", "-", "-", rounds[0][name].problem[:60])
+            continue
+        speed, cost = (median(value(outcome, what) for outcome in sound) for what in ("rows/s", "core-seconds"))
+        wall = median(outcome.whole.seconds for outcome in sound)
+        table.add_row(name, f"{speed:,.0f}", f"{cost:.1f}", f"{wall:.1f}", "right")
+    return table
+
+
+@click.command(help=__doc__)
+@click.option("--records", default=2_000_000, show_default=True)
+@click.option("--rounds", default=2, show_default=True)
+@click.option("--max-records", default=500_000, show_default=True, help="Of one batch, for all.")
+@click.option("--commits", default=1_000, show_default=True, help="After how many a commit is measured again.")
+@click.option("--upsert", default=100_000, show_default=True, help="Rows to be brought in by key.")
+@click.option("--master", default=MASTER, show_default=True)
+@click.option("--memory", default=MEMORY, show_default=True)
+@click.option("--results", default=measure.RESULTS, type=click.Path(path_type=Path), show_default=True)
+def main(results: Path, **given: Any) -> None:
+    options = Options(**given)
+    console = Console()
+    where = measure.machine()
+    jars.classpath("lake")
+    with measure.rig(console) as rig:
+        rounds = compare(rig, options, console)
+        commits = commit_cost(rig.new_folder("commits"), options.commits)
+        upserts = upsert_cost(rig.new_folder("upserts"), options)
+    console.print(shown(rounds))
+    ratios = Table("of", "against", "what", "ratio", "to reach")
+    found = [(target, ratio(target, rounds)) for target in TARGETS]
+    for target, reached in found:
+        told = "unknown" if reached is None else f"{reached:.2f} {'reached' if reached >= target.least else 'missed'}"
+        ratios.add_row(target.of, target.against, target.what, told, f"{target.least:g}")
+    for kind, cost in commits.items():
+        growth = cost["last_ms"] / cost["first_ms"]
+        ratios.add_row(f"{kind} commit {options.commits}", "the first", "ms", f"{growth:.2f}", "at most 3")
+    ratios.add_row("upsert, " + DELTA_SPARK, OURS, "s", f"{upserts[DELTA_SPARK] / upserts[OURS]:.2f}", "4")
+    console.print(ratios)
+    saved = {
+        "machine": where,
+        "options": {name: getattr(options, name) for name in options.__slots__},
+        "rounds": [{name: outcome.as_json() for name, outcome in each.items()} for each in rounds],
+        "ratios": [{"of": t.of, "against": t.against, "what": t.what, "ratio": r, "target": t.least} for t, r in found],
+        "commit_ms": commits,
+        "upsert_s": upserts,
+    }
+    console.print(str(measure.save(results, "lake", saved)), highlight=False)
+
+
+if __name__ == "__main__":
+    main()

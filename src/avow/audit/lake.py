@@ -1,0 +1,138 @@
+"""An audit's view of a lake: one version of each of its two tables, named by the driver and opened by every task.
+
+Rows are read file by file where the files' statistics allow it: files whose offsets do not overlap are read one after
+the other, so that a partition is never in memory as a whole.
+
+Owns: how rows are found in the files. Must not know: what is wrong with a row. Nothing is shared with the code that
+wrote the rows but the opening of a table and the form of the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from avow.audit.compare import NONE
+from avow.audit.findings import Finding, Offsets
+from avow.audit.judge import Known
+from avow.errors import SinkError
+from avow.kafka.log import TopicPartition
+from avow.schema import Field
+from avow.settings import Lake, Pipeline
+from avow.sinks import lake_tables
+from avow.sinks.lake.redrive import there
+from avow.sinks.lake.table import Chosen, LakeTable
+
+
+class LakeReading:
+    def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
+        assert isinstance(pipeline.sink, Lake)
+        self._sink = pipeline.sink
+        self._rows, self._letters = lake_tables(pipeline)
+        if snapshot is None:
+            # The letters last: they are committed first, so none can be missing of what is claimed.
+            self._exists = all([_load(self._rows), _load(self._letters)])
+            versions = [table.version if self._exists else None for table in (self._rows, self._letters)]
+            self._snapshot = json.dumps(versions)
+        else:
+            self._snapshot, self._exists = snapshot, True
+            for table, version in zip((self._rows, self._letters), json.loads(snapshot), strict=True):
+                table.load(version)
+
+    @property
+    def snapshot(self) -> str:
+        return self._snapshot
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def known(self) -> dict[TopicPartition, Known]:
+        if not self._exists:
+            return {}
+        # A lake keeps no log of claims beside its commits, so there is none to check for gaps.
+        book = self._rows.book()
+        entries = book.entries()
+        return {where: Known(entries[where], held.start, NONE, NONE) for where, held in book.held.items()}
+
+    def letters(self, where: TopicPartition) -> Offsets:
+        """Those of claimed records: what was buried for a claim that has not come yet is not there yet."""
+        book = self._rows.book()
+        found = there(self._letters, book)
+        mine = pc.and_(pc.equal(found["topic"], where.topic), pc.equal(found["partition"], where.partition))
+        offsets = np.sort(found.filter(mine)["offset"].to_numpy())
+        position = book.held[where].entry.position if where in book.held else 0
+        return offsets[offsets < position]
+
+    def row_counts(self) -> dict[TopicPartition, int]:
+        topic, partition, _, _ = self._sink.lineage
+        counts: dict[TopicPartition, int] = {}
+        for batch in self._rows.batches([topic, partition]):
+            found = pa.table(batch).group_by([topic, partition]).aggregate([([], "count_all")])
+            for row in found.to_pylist():
+                where = TopicPartition(row[topic], row[partition])
+                counts[where] = counts.get(where, 0) + row["count_all"]
+        return counts
+
+    def rows_below(self, where: TopicPartition, offset: int) -> int:
+        if not offset:
+            return 0
+        chosen = Chosen(where, self._columns, start=0, until=offset)
+        return sum(batch.num_rows for batch in self._rows.batches([self._columns[2]], chosen))
+
+    @property
+    def _columns(self) -> tuple[str, str, str]:
+        topic, partition, offset, _ = self._sink.lineage
+        return topic, partition, offset
+
+    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        offset = self._columns[2]
+        missing = [name for name in columns if name not in self._rows.schema().names]
+        if missing:
+            raise SinkError(f"table {self._rows.shown} has no column {missing[0]!r}", advice="Was it dropped?")
+        for first, until in _stretches(self._rows.spans(offset), start):
+            chosen = Chosen(where, self._columns, start=first, until=until)
+            found = self._rows.rows(columns, chosen)
+            if found.num_rows:
+                yield from found.sort_by(offset).combine_chunks().to_batches()
+
+    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
+        return (*payload, *self._sink.lineage)
+
+    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
+        return due
+
+    def order_findings(self) -> Iterator[Finding]:
+        return iter(())  # a table has no order
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
+
+    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002 - nested values stay nested
+        return frozenset()
+
+
+def _load(table: LakeTable) -> bool:
+    return table.load()
+
+
+def _stretches(spans: Sequence[tuple[int, int]], start: int) -> Iterator[tuple[int, int | None]]:
+    """Stretches of offsets that no file crosses, ascending, from ``start`` on. ``spans``: of each file."""
+    ends: list[tuple[int, int]] = []
+    for first, last in sorted(span for span in spans if span[1] >= start):
+        if ends and first <= ends[-1][1]:
+            ends[-1] = (ends[-1][0], max(ends[-1][1], last))
+        else:
+            ends.append((first, last))
+    begin = start
+    for _, last in ends:
+        yield begin, last + 1
+        begin = last + 1
+    yield begin, None

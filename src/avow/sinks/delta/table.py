@@ -1,0 +1,407 @@
+"""One Delta table, as ``lake.table`` wants a table to be.
+
+Owns: how files, ledger and refusals look in Delta's log. Must not know: the ledger's rules or the order of acts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import Field as DeltaField
+from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from avow.errors import SinkError
+from avow.kafka.log import TopicPartition
+from avow.ledger import Counts, Entry, Fingerprint
+from avow.settings import Delta, Pipeline, revealed
+from avow.sinks.delta import stats
+from avow.sinks.lake.book import Book, Held
+from avow.sinks.lake.files import DataFile, Place, place, s3_options
+from avow.sinks.lake.staging import DELETED, partition_text
+from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate, quoted
+
+# What a writer can honour by adding files of whole rows. Anything else is refused by its name.
+WRITER_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "checkConstraints", "v2Checkpoint"})
+READER_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+
+# In commits of ours the table is made with: without it a commit reads up to a hundred files of the log.
+CHECKPOINT_EVERY = "20"
+
+_OFFSET_MAX = 2**63 - 1
+_NUMBERS = ("read", "written", "dead", "last_offset", "last_timestamp_ms", "last_crc32")
+
+
+class DeltaFormat:
+    """One table. ``pipeline`` names whose ledger in it is meant."""
+
+    def __init__(self, where: Place, options: Mapping[str, str], pipeline: str, *, floats: bool, shown: str) -> None:
+        self._place, self._options, self._pipeline = where, dict(options), pipeline
+        self._floats = floats
+        self.shown = shown
+        self._table: DeltaTable | None = None
+        self._tried_on = -1  # the version on which the last commit was tried
+
+    @property
+    def data(self) -> Place:
+        return self._place
+
+    @property
+    def partition_in_files(self) -> bool:
+        return False
+
+    @property
+    def loaded(self) -> bool:
+        return self._table is not None
+
+    @property
+    def _at(self) -> DeltaTable:
+        assert self._table is not None, "not loaded"
+        return self._table
+
+    @property
+    def version(self) -> int:
+        return self._at.version()
+
+    def load(self, version: int | str | None = None) -> bool:
+        with self._errors("cannot be read"):
+            if self._table is None or version is not None:
+                wanted = None if version is None else int(version)
+                try:
+                    self._table = DeltaTable(self._uri, wanted, self._options)
+                except TableNotFoundError:
+                    return False
+            else:
+                self._table.update_incremental()
+        return True
+
+    @property
+    def _uri(self) -> str:
+        return self._place.url if self._options else self._place.url.removeprefix("file://")
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """The library's errors as ours."""
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise SinkError(
+                f"table {self.shown} {what}: {_first_line(error)}",
+                advice="Check sink.path, its rights and its room, and sink.options.",
+            ) from error
+
+    # The ledger.
+
+    def _app(self, *more: str) -> str:
+        return "/".join(("avow", self._pipeline, *more))
+
+    def _of(self, where: TopicPartition, *more: str) -> str:
+        return self._app(where.topic, str(where.partition), *more)
+
+    def _number(self, app: str) -> int | None:
+        return self._at.transaction_version(app)
+
+    def _registered(self) -> dict[TopicPartition, tuple[str, int]]:
+        """Which partitions there are: topic id and start."""
+        text = self._at.metadata().configuration.get(f"avow.{self._pipeline}")
+        return {TopicPartition(topic, number): (id_, start) for topic, number, id_, start in json.loads(text or "[]")}
+
+    def book(self) -> Book:
+        run = self._number(self._app()) or 0
+        held = {}
+        for where, (topic_id, start) in self._registered().items():
+            position = self._number(self._of(where))
+            if position is None:
+                continue  # a crash before its first position: it is adopted again
+            read, written, dead, *last = (self._number(self._of(where, name)) for name in _NUMBERS)
+            read, written, dead = read or 0, written or 0, dead or 0
+            fingerprint = None
+            if last[0] is not None:
+                fingerprint = Fingerprint(last[0], last[1] or 0, last[2] or 0)
+            counts = Counts(read, written, dead, read - written - dead)
+            held[where] = Held(Entry(position, topic_id, run, counts, fingerprint), start)
+        return Book(run, self._number(self._app("redrives")) or 0, held)
+
+    def _changes(self, book: Book) -> dict[str, int]:
+        """The numbers that differ from those of the version that is loaded."""
+        known = self.book()
+        before, after = _numbers(self, known), _numbers(self, book)
+        changed = {app: number for app, number in after.items() if before.get(app) != number}
+        # The version that this commit will be, since it is made on this one or not at all.
+        return {**changed, self._app("version"): self.version + 1}
+
+    def _properties(self, book: Book, name: str) -> CommitProperties:
+        self._tried_on = self.version
+        transactions = [Transaction(app, number) for app, number in self._changes(book).items()]
+        return CommitProperties({"avow": name}, max_commit_retries=0, app_transactions=transactions)
+
+    def _register(self, book: Book) -> None:
+        known = self._registered()
+        wanted = {where: (held.entry.topic_id, held.start) for where, held in book.held.items()}
+        if wanted.items() <= known.items():
+            return
+        lines = [[where.topic, where.partition, *told] for where, told in sorted({**known, **wanted}.items())]
+        with self._committing():
+            self._at.alter.set_table_properties(
+                {f"avow.{self._pipeline}": json.dumps(lines)},
+                raise_if_not_exists=False,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        """A commit, and the handle on the version that it made."""
+        try:
+            yield
+        except CommitFailedError as error:
+            raise Conflict(_first_line(error)) from error
+        except DeltaError as error:
+            raise SinkError(f"table {self.shown} did not take a commit: {_first_line(error)}") from error
+        with self._errors("cannot be read"):
+            self._at.update_incremental()
+
+    @contextmanager
+    def _changing(self, book: Book, name: str) -> Iterator[None]:
+        """A change of rows. Where no row was meant the library commits nothing, and the ledger has still to move."""
+        before = self.version
+        with self._committing():
+            yield
+        if self.version == before:
+            self.commit(book, [], name)
+
+    # Making and checking.
+
+    def create(self, shape: Shape) -> bool:
+        schema = shape.schema
+        if shape.partition is not None and shape.partition.name not in schema.names:
+            schema = schema.append(shape.partition)
+        with self._errors("cannot be made"):
+            try:
+                self._table = DeltaTable.create(
+                    self._uri,
+                    DeltaSchema.from_arrow(schema),
+                    partition_by=[shape.partition.name] if shape.partition is not None else None,
+                    configuration={"delta.checkpointInterval": CHECKPOINT_EVERY},
+                    storage_options=self._options,
+                )
+            except DeltaError:
+                if not self.load():
+                    raise
+                return False
+        return True
+
+    def schema(self) -> pa.Schema:
+        return pa.schema(self._at.schema().to_arrow())
+
+    def storable(self, type_: pa.DataType) -> pa.DataType:
+        return type_
+
+    def file_schema(self, wanted: pa.Schema) -> pa.Schema:
+        return wanted
+
+    def refusals(self, shape: Shape, mode: str) -> list[str]:
+        metadata, protocol = self._at.metadata(), self._at.protocol()
+        configuration = metadata.configuration
+        found = []
+        if "delta.setTransactionRetentionDuration" in configuration:
+            found.append("delta.setTransactionRetentionDuration is set, by which Delta would forget our positions")
+        constraints = [name for name in configuration if name.startswith("delta.constraints.")]
+        found += [f"{name} is a constraint that files from outside could break" for name in constraints]
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            found.append("delta.columnMapping.mode gives its columns other names in the files")
+        if mode == "upsert" and configuration.get("delta.appendOnly", "false") == "true":
+            found.append("delta.appendOnly is set, and upsert changes rows")
+        unknown = {*(protocol.writer_features or ())} - WRITER_FEATURES
+        unknown |= {*(protocol.reader_features or ())} - READER_FEATURES
+        found += [f"it needs the feature {name}, which this writer cannot honour" for name in sorted(unknown)]
+        if protocol.min_writer_version not in (1, 2, 7) and protocol.writer_features is None:
+            found += self._old_features(configuration)
+        for field in self._at.schema().fields:
+            for name in ("delta.generationExpression", "delta.invariants", "delta.identity.start"):
+                if name in (field.metadata or {}):
+                    found.append(f"column {field.name!r} has {name}, which files from outside could break")
+        wanted = [shape.partition.name] if shape.partition is not None else []
+        if list(metadata.partition_columns) != wanted:
+            there = ", ".join(metadata.partition_columns) or "nothing"
+            found.append(f"it is partitioned by {there}, and sink.partition_by says {', '.join(wanted) or 'nothing'}")
+        return found
+
+    def _old_features(self, configuration: Mapping[str, str]) -> list[str]:
+        """Of a table that tells its features by a number alone."""
+        if configuration.get("delta.enableChangeDataFeed", "false") == "true":
+            return ["delta.enableChangeDataFeed is set, and its readers would miss what is merged"]
+        return []
+
+    def rolled_back(self) -> str:
+        ours = self._number(self._app("version"))
+        if ours is None or ours >= self.version:
+            return ""
+        with self._errors("cannot be read"):
+            since = self._at.history(self.version - ours)
+        for commit in since:
+            if commit.get("operation") == "RESTORE" and commit["version"] > ours:
+                return f"version {commit['version']} is a RESTORE, made after our last commit (version {ours})"
+        return ""
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        schema = DeltaSchema.from_arrow(pa.schema([field.with_nullable(True) for field in fields]))
+        with self._committing():
+            self._at.alter.add_columns(
+                [DeltaField(field.name, field.type, nullable=True) for field in schema.fields],
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+
+    # Commits.
+
+    def commit(self, book: Book, files: Sequence[DataFile], name: str) -> None:
+        self._register(book)
+        now = int(time.time() * 1000)
+        by = next(iter(self._at.metadata().partition_columns), None)
+        adds: list[AddAction | RemoveAction] = [
+            AddAction(
+                file.name,  # as it is: the log's own spelling is the library's
+                file.size,
+                {} if by is None else {by: None if file.partition is None else partition_text(file.partition)},
+                now,
+                True,
+                stats.as_json(file.metadata(), floats=self._floats),
+            )
+            for file in files
+        ]
+        with self._committing():
+            self._at.create_write_transaction(
+                adds,
+                "append",
+                self._at.schema(),
+                partition_by=None if by is None else [by],
+                commit_properties=self._properties(book, name),
+            )
+
+    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
+        self._register(book)
+        topic, partition, offset, _ = map(quoted, lineage)
+        later = f"t.{topic} <> s.{topic} OR t.{partition} <> s.{partition} OR t.{offset} < s.{offset}"
+        deleted = f"s.{quoted(DELETED)}"
+        columns = {quoted(column): f"s.{quoted(column)}" for column in rows.schema.names if column != DELETED}
+        with self._changing(book, name):
+            self._at.merge(
+                rows,
+                " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key),
+                source_alias="s",
+                target_alias="t",
+                commit_properties=self._properties(book, name),
+            ).when_matched_delete(f"{deleted} AND ({later})").when_matched_update(
+                columns, f"NOT {deleted} AND ({later})"
+            ).when_not_matched_insert(columns, f"NOT {deleted}").execute()
+
+    def remove(self, chosen: Chosen, book: Book, name: str) -> None:
+        with self._changing(book, name):
+            self._at.delete(predicate(chosen), commit_properties=self._properties(book, name))
+
+    def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
+        with self._changing(book, name):
+            self._at.update(
+                {"redrive": "NULL" if redrive is None else str(redrive)},
+                predicate=predicate(chosen),
+                commit_properties=self._properties(book, name),
+            )
+
+    def landed(self, name: str) -> bool:
+        since = self.version - self._tried_on
+        with self._errors("cannot be read"):
+            return since > 0 and any(commit.get("avow") == name for commit in self._at.history(since))
+
+    # Reading.
+
+    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
+        first = pc.field(key[0]).isin(wanted[key[0]].unique())
+        with self._errors("cannot be read"):
+            found = self._at.to_pyarrow_dataset().to_table(columns=list(key), filter=first)
+        return found.join(wanted.select(list(key)), list(key), join_type="inner") if found.num_rows else found
+
+    def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:
+        with self._errors("cannot be read"):
+            data = self._at.to_pyarrow_dataset()
+            return data.to_table(
+                columns=None if columns is None else list(columns),
+                filter=None if chosen is None else expression(chosen),
+            )
+
+    def batches(self, columns: Sequence[str], chosen: Chosen | None = None) -> Iterator[pa.RecordBatch]:
+        with self._errors("cannot be read"):
+            yield from self._at.to_pyarrow_dataset().to_batches(
+                columns=list(columns), filter=None if chosen is None else expression(chosen)
+            )
+
+    def spans(self, column: str) -> list[tuple[int, int]]:
+        with self._errors("cannot be read"):
+            told = pa.table(self._at.get_add_actions(flatten=True))
+        least, greatest = (f"{which}.{column}" for which in ("min", "max"))
+        if least not in told.schema.names:
+            return [(0, _OFFSET_MAX)] * min(told.num_rows, 1)
+        pairs = zip(told[least].to_pylist(), told[greatest].to_pylist(), strict=True)
+        return [(0, _OFFSET_MAX) if low is None or high is None else (low, high) for low, high in pairs]
+
+    def has_rows(self, chosen: Chosen) -> bool:
+        with self._errors("cannot be read"):
+            return bool(self._at.to_pyarrow_dataset().head(1, filter=expression(chosen)).num_rows)
+
+    def file_count(self) -> int:
+        return len(self._at.file_uris())
+
+    def compact(self, pipeline: str, target: int) -> None:  # noqa: ARG002 - its names are the library's
+        with self._committing():
+            self._at.optimize.compact(target_size=target)
+
+    def referenced(self) -> set[str]:
+        """The files of this version, and those removed since: readers of older versions may still open them."""
+        with self._errors("cannot be read"):
+            names = {str(path).rsplit("/", 1)[-1] for path in pa.table(self._at.get_add_actions())["path"].to_pylist()}
+            log = self._place.under("_delta_log")
+            for info in log.listed():
+                if info.path.endswith(".json"):
+                    with log.filesystem.open_input_stream(info.path) as stream:
+                        for line in stream.read().splitlines():
+                            if line.startswith((b'{"remove"', b'{"add"')):
+                                (told,) = json.loads(line).values()
+                                names.add(told["path"].rsplit("/", 1)[-1])
+        return names
+
+
+def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
+    numbers = {table._app(): book.run, table._app("redrives"): book.redrives}
+    for where, held in book.held.items():
+        entry, last = held.entry, held.entry.last
+        values: list[int | None] = [entry.counts.read, entry.counts.written, entry.counts.dead]
+        values += [last.offset, last.timestamp_ms, last.crc32] if last else [None] * 3
+        numbers[table._of(where)] = entry.position
+        numbers |= {
+            table._of(where, name): value for name, value in zip(_NUMBERS, values, strict=True) if value is not None
+        }
+    return numbers
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
+    """The table of rows, and that of dead letters beside it."""
+    assert isinstance(pipeline.sink, Delta)
+    options = revealed(pipeline.sink.options)
+    where = place(pipeline.sink.path, s3_options(options))
+    graves = Place(f"{where.url}_dead_letters", where.options)
+    floats = pipeline.transform is None  # what was decoded has no NaN; a transform may make one
+    given = options if where.url.startswith("s3://") else {}
+    shown = str(pipeline.sink.shown("path"))
+    return (
+        DeltaFormat(where, given, pipeline.name, floats=floats, shown=shown),
+        DeltaFormat(graves, given, pipeline.name, floats=False, shown=f"{shown}_dead_letters"),
+    )

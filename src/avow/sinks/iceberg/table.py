@@ -1,0 +1,450 @@
+"""One Iceberg table, as ``lake.table`` wants a table to be.
+
+Owns: how files, ledger and refusals look in Iceberg's metadata. Must not know: the ledger's rules or the order of acts.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.table import StaticTable, Table, Transaction
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+from sqlalchemy.exc import SQLAlchemyError
+
+from avow.errors import ConfigError, ProtocolViolation, SinkError
+from avow.settings import Iceberg, Pipeline, revealed
+from avow.sinks.lake import book as books
+from avow.sinks.lake.book import Book
+from avow.sinks.lake.files import DataFile, FileWriter, Place, s3_options
+from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate
+
+_OFFSET_MAX = 2**63 - 1
+_FORMATS = (1, 2)
+
+# Of a table that we make: old metadata goes, or a thousand commits leave a thousand files of a thousand lines.
+PROPERTIES = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+
+
+class IcebergFormat:
+    """One table. ``pipeline`` names whose ledger in it is meant."""
+
+    partition_in_files = True
+
+    def __init__(self, catalog: Callable[[], Catalog], settings: Mapping[str, str], table: str, pipeline: str) -> None:
+        self._catalog, self._settings, self._name, self._pipeline = catalog, dict(settings), table, pipeline
+        self.shown = table
+        self._table: Table | None = None
+
+    @property
+    def loaded(self) -> bool:
+        return self._table is not None
+
+    @property
+    def _at(self) -> Table:
+        assert self._table is not None, "not loaded"
+        return self._table
+
+    @property
+    def data(self) -> Place:
+        options = tuple(sorted(s3_options(self._settings).items()))
+        location = self._at.location()
+        return Place(f"{location if '://' in location else f'file://{location}'}/data", options)
+
+    @property
+    def version(self) -> str:
+        """The metadata file: it holds the properties of its moment too."""
+        return self._at.metadata_location
+
+    def load(self, version: int | str | None = None) -> bool:
+        with self._errors("cannot be read"):
+            if version is not None:
+                self._table = StaticTable.from_metadata(str(version), self._settings)
+                return True
+            try:
+                self._table = self._catalog().load_table(self._name)
+            except NoSuchTableError:
+                return False
+        return True
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """The library's errors as ours."""
+        try:
+            yield
+        except (OSError, SQLAlchemyError, ValueError) as error:
+            raise SinkError(
+                f"table {self.shown} {what}: {(str(error).splitlines() or [type(error).__name__])[0][:300]}",
+                advice="Check sink.catalog, its rights and its room.",
+            ) from error
+
+    # The ledger.
+
+    @property
+    def _property(self) -> str:
+        return f"avow.{self._pipeline}"
+
+    def _told(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self._at.properties.get(self._property, "{}"))
+        return told
+
+    def book(self) -> Book:
+        told = self._told()
+        return books.from_json(told["book"]) if told else Book()
+
+    def rolled_back(self) -> str:
+        number = self._told().get("number", 0)
+        if not number:
+            return ""
+        metadata = self._at.metadata
+        for snapshot in ancestors_of(self._at.current_snapshot(), metadata):
+            found = self._number(snapshot)
+            if found is not None:
+                return "" if found >= number else f"its newest snapshot has our commit {found}, and we made {number}"
+        # None of ours among what the table was: expired, or left behind.
+        if any(self._number(snapshot) == number for snapshot in metadata.snapshots):
+            return f"our last commit ({number}) is not among what the table was"
+        return ""
+
+    def _number(self, snapshot: Snapshot) -> int | None:
+        summary = snapshot.summary
+        if summary is None or summary.additional_properties.get("avow.pipeline") != self._pipeline:
+            return None
+        return int(summary.additional_properties["avow.number"])
+
+    # Making and checking.
+
+    def create(self, shape: Shape) -> bool:
+        with self._errors("cannot be made"):
+            catalog = self._catalog()
+            catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
+            try:
+                with catalog.create_table_transaction(self._name, shape.schema, properties=PROPERTIES) as making:
+                    if shape.partition is not None:
+                        with making.update_spec() as spec:
+                            source = shape.by_day_of or shape.partition.name
+                            by_day = shape.by_day_of is not None
+                            spec.add_field(source, DayTransform() if by_day else IdentityTransform())
+            except (TableAlreadyExistsError, CommitFailedException):
+                self.load()
+                return False
+        return self.load()
+
+    def schema(self) -> pa.Schema:
+        return schema_to_pyarrow(self._at.schema(), include_field_ids=False)
+
+    def storable(self, type_: pa.DataType) -> pa.DataType:
+        """Iceberg has no whole numbers below 32 bits."""
+        if pa.types.is_int8(type_) or pa.types.is_int16(type_):
+            return pa.int32()
+        if pa.types.is_list(type_):
+            return pa.list_(self.storable(type_.value_type))
+        if pa.types.is_map(type_):
+            return pa.map_(type_.key_type, self.storable(type_.item_type))
+        if pa.types.is_struct(type_):
+            return pa.struct([one.with_type(self.storable(one.type)) for one in type_.fields])
+        return type_
+
+    def file_schema(self, wanted: pa.Schema) -> pa.Schema:
+        """With the table's own field ids, by which its readers know a column."""
+        return pa.schema([_with_id(one, self._at.schema().find_field(one.name)) for one in wanted])
+
+    def refusals(self, shape: Shape, mode: str) -> list[str]:  # noqa: ARG002 - no mode changes rows
+        metadata = self._at.metadata
+        found = []
+        if metadata.format_version not in _FORMATS:
+            found.append(f"its format is version {metadata.format_version}, and this writer knows {_FORMATS}")
+        if metadata.properties.get("write.format.default", "parquet") != "parquet":
+            found.append(f"write.format.default is {metadata.properties['write.format.default']}, and we write parquet")
+        there = [str(field.transform) + ":" + self._source(field.source_id) for field in self._at.spec().fields]
+        wanted = []
+        if shape.partition is not None:
+            wanted = [f"day:{shape.by_day_of}" if shape.by_day_of else f"identity:{shape.partition.name}"]
+        if there != wanted:
+            said = ", ".join(wanted) or "nothing"
+            found.append(f"it is partitioned by {', '.join(there) or 'nothing'}, and sink.partition_by says {said}")
+        return found
+
+    def _source(self, number: int) -> str:
+        return self._at.schema().find_column_name(number) or "?"
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        wanted = pa.schema([*self.schema(), *(field.with_nullable(True) for field in fields)])
+        with self._committing(), self._at.update_schema() as update:
+            update.union_by_name(wanted)
+        self.load()
+
+    # Commits.
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        self._no_retries()
+        try:
+            yield
+        except (CommitFailedException, SQLAlchemyError) as error:
+            # A locked database is one of them. Whether it was taken in after all is looked for by its name.
+            raise Conflict(str(error)) from error
+
+    def _no_retries(self) -> None:
+        """On this handle alone: the catalog has the table's own properties."""
+        metadata = self._at.metadata
+        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
+        self._at.metadata = metadata.model_copy(update={"properties": properties})
+
+    @contextmanager
+    def _transaction(self, book: Book, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
+        """A transaction with the ledger in it, and what its snapshots are to say."""
+        number = self._told().get("number", 0) + 1
+        said = {"avow.commit": name, "avow.pipeline": self._pipeline, "avow.number": str(number)}
+        with self._committing(), self._at.transaction() as transaction:
+            transaction.set_properties({self._property: json.dumps({"number": number, "book": books.to_json(book)})})
+            yield transaction, said
+
+    def commit(self, book: Book, files: Sequence[DataFile], name: str) -> None:
+        made = [self._described(file) for file in files]
+        with (
+            self._transaction(book, name) as (transaction, said),
+            transaction.update_snapshot(snapshot_properties=said).fast_append() as append,
+        ):
+            for file in made:
+                append.append_data_file(file)
+
+    def _described(self, file: DataFile, partition: Record | None = None) -> IcebergFile:
+        schema = self._at.schema()
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=file.metadata(),
+            stats_columns=compute_statistics_plan(schema, self._at.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        )
+        value = (file.partition - date(1970, 1, 1)).days if isinstance(file.partition, date) else file.partition
+        return IcebergFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{self.data.url}/{file.name}",
+            file_format=FileFormat.PARQUET,
+            partition=partition or (Record(value) if self._at.spec().fields else Record()),
+            file_size_in_bytes=file.size,
+            sort_order_id=None,
+            spec_id=self._at.metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+
+    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:  # noqa: ARG002
+        raise ProtocolViolation(f"table {self.shown} was to be merged into, and that is not offered")
+
+    def remove(self, chosen: Chosen, book: Book, name: str) -> None:
+        if not self.has_rows(chosen):
+            self.commit(book, [], name)
+            return
+        with self._transaction(book, name) as (transaction, said):
+            transaction.delete(predicate(chosen), said)
+
+    def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
+        rows = self.rows(None, chosen)
+        at = rows.schema.get_field_index("redrive")
+        marks = pa.array([redrive] * rows.num_rows, pa.int64())
+        with self._transaction(book, name) as (transaction, said):
+            transaction.delete(predicate(chosen), said)
+            transaction.append(rows.set_column(at, rows.schema.field(at), marks), said)
+
+    def landed(self, name: str) -> bool:
+        newest = self._at.metadata.snapshots[-1_000:]
+        return any(s.summary is not None and s.summary.additional_properties.get("avow.commit") == name for s in newest)
+
+    # Reading. Not by pyiceberg's own reader, which gives a null list as an empty one (0.12).
+
+    def _dataset(self, chosen: Chosen | None) -> ds.Dataset:
+        scan = self._at.scan() if chosen is None else self._at.scan(row_filter=predicate(chosen))
+        tasks = list(scan.plan_files())
+        if any(task.delete_files for task in tasks):
+            raise SinkError(
+                f"table {self.shown} has delete files of another writer", advice="Compact it: rewrite_data_files."
+            )
+        paths = [task.file.file_path.removeprefix("file://").removeprefix("s3://") for task in tasks]
+        schema = pa.schema([one.with_type(_small(one.type)) for one in self.schema()])
+        return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
+
+    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
+        with self._errors("cannot be read"):
+            first = pc.field(key[0]).isin(wanted[key[0]].unique())
+            found = self._dataset(None).to_table(columns=list(key), filter=first)
+        return found.join(wanted.select(list(key)), list(key), join_type="inner") if found.num_rows else found
+
+    def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:
+        with self._errors("cannot be read"):
+            return self._dataset(chosen).to_table(
+                columns=None if columns is None else list(columns),
+                filter=None if chosen is None else expression(chosen),
+            )
+
+    def batches(self, columns: Sequence[str], chosen: Chosen | None = None) -> Iterator[pa.RecordBatch]:
+        with self._errors("cannot be read"):
+            yield from self._dataset(chosen).to_batches(
+                columns=list(columns), filter=None if chosen is None else expression(chosen)
+            )
+
+    def spans(self, column: str) -> list[tuple[int, int]]:
+        number = self._at.schema().find_field(column).field_id
+        found = []
+        for task in self._at.scan().plan_files():
+            bounds = [(given or {}).get(number) for given in (task.file.lower_bounds, task.file.upper_bounds)]
+            low, high = (None if bound is None else struct.unpack("<q", bound)[0] for bound in bounds)
+            found.append((0, _OFFSET_MAX) if low is None or high is None else (low, high))
+        return found
+
+    def has_rows(self, chosen: Chosen) -> bool:
+        with self._errors("cannot be read"):
+            return bool(self._dataset(chosen).head(1, filter=expression(chosen)).num_rows)
+
+    def file_count(self) -> int:
+        return len(list(self._at.scan().plan_files()))
+
+    def compact(self, pipeline: str, target: int) -> None:
+        """pyiceberg has none: files are read, sorted and written anew, and exchanged in one snapshot."""
+        by_partition: dict[tuple[Any, ...], list[IcebergFile]] = {}
+        for task in self._at.scan().plan_files():
+            if task.delete_files:
+                raise SinkError(f"table {self.shown} has delete files of another writer")
+            file = task.file
+            if file.file_size_in_bytes < target // 2 and file.spec_id == self._at.metadata.default_spec_id:
+                by_partition.setdefault(tuple(file.partition[n] for n in range(len(file.partition))), []).append(file)
+        for value, files in by_partition.items():
+            for group in _groups(files, target):
+                self._exchange(pipeline, value, group, target)
+
+    def _exchange(self, pipeline: str, value: tuple[Any, ...], files: Sequence[IcebergFile], target: int) -> None:
+        schema = self.file_schema(pa.schema([one.with_type(_small(one.type)) for one in self.schema()]))
+        paths = [file.file_path.removeprefix("file://").removeprefix("s3://") for file in files]
+        found = ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem).to_table()
+        writer = FileWriter(self.data, schema, (pipeline, self.book().run), target)
+        for batch in found.to_batches():
+            writer.write(batch)
+        made = [self._described(file, Record(*value)) for file in writer.close()]
+        if sum(file.record_count for file in made) != sum(file.record_count for file in files):
+            raise ProtocolViolation(f"compaction of {self.shown} has lost or doubled rows, and was not committed")
+        with (
+            self._committing(),
+            self._at.transaction() as transaction,
+            transaction.update_snapshot().overwrite() as exchange,
+        ):
+            for file in files:
+                exchange.delete_data_file(file)
+            for file in made:
+                exchange.append_data_file(file)
+
+    def referenced(self) -> set[str]:
+        """The files of every snapshot that has not expired."""
+        names = set()
+        with self._errors("cannot be read"):
+            for snapshot in self._at.metadata.snapshots:
+                for manifest in snapshot.manifests(self._at.io):
+                    for entry in manifest.fetch_manifest_entry(self._at.io, discard_deleted=False):
+                        names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
+        return names
+
+
+def _groups(files: Sequence[IcebergFile], target: int) -> Iterator[list[IcebergFile]]:
+    """Files that together make one of about ``target`` bytes; never one alone."""
+    group: list[IcebergFile] = []
+    for file in files:
+        group.append(file)
+        if sum(one.file_size_in_bytes for one in group) >= target:
+            yield group
+            group = []
+    if len(group) > 1:
+        yield group
+
+
+def _with_id(one: pa.Field, known: Any) -> pa.Field:
+    """An Arrow field with the ids of the Iceberg field that it is written for."""
+    named = {"PARQUET:field_id": str(known.field_id)}
+    return pa.field(one.name, _typed(one.type, known.field_type), one.nullable, named)
+
+
+def _typed(type_: pa.DataType, known: IcebergType) -> pa.DataType:
+    match known:
+        case ListType():
+            return pa.list_(_with_id(pa.field("element", type_.value_type), known.element_field))
+        case MapType():
+            key = _with_id(pa.field("key", type_.key_type, nullable=False), known.key_field)
+            return pa.map_(key, _with_id(pa.field("value", type_.item_type), known.value_field))
+        case StructType():
+            return pa.struct([_with_id(one, known.field_by_name(one.name)) for one in type_.fields])
+    return type_
+
+
+def _small(type_: pa.DataType) -> pa.DataType:
+    """pyiceberg has the large types of Arrow; the files, and our rows, the others."""
+    if pa.types.is_large_list(type_) or pa.types.is_list(type_):
+        return pa.list_(pa.field("element", _small(type_.value_type)))
+    if pa.types.is_large_string(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_):
+        return pa.binary()
+    if pa.types.is_map(type_):
+        return pa.map_(_small(type_.key_type), _small(type_.item_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([one.with_type(_small(one.type)) for one in type_.fields])
+    return type_
+
+
+def catalog_settings(sink: Iceberg) -> dict[str, str]:
+    """As pyiceberg takes them. A warehouse without a catalog has its own: a SQLite file in the folder."""
+    given = revealed(sink.catalog)
+    if "uri" in given or "type" in given:
+        return given
+    folder = Path(given["warehouse"].removeprefix("file://")).absolute()
+    if "://" in given["warehouse"].removeprefix("file://"):
+        raise ConfigError(
+            "sink.catalog: a warehouse that is not a folder needs a catalog", advice="Give its type and its uri."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+    return given | local
+
+
+def open_tables(pipeline: Pipeline) -> tuple[IcebergFormat, IcebergFormat]:
+    """The table of rows, and that of dead letters beside it."""
+    assert isinstance(pipeline.sink, Iceberg)
+    sink, settings = pipeline.sink, catalog_settings(pipeline.sink)
+    made: list[Catalog] = []
+
+    def catalog() -> Catalog:
+        if not made:
+            try:
+                made.append(load_catalog(settings.get("name", "default"), **settings))
+            except (OSError, SQLAlchemyError, ValueError, ImportError) as error:
+                raise ConfigError(
+                    f"sink.catalog: {error}", advice="See pyiceberg's own settings of catalogs."
+                ) from None
+        return made[0]
+
+    rows, letters = (
+        IcebergFormat(catalog, settings, f"{sink.table}{suffix}", pipeline.name) for suffix in ("", "_dead_letters")
+    )
+    return rows, letters

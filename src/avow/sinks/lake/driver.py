@@ -1,0 +1,548 @@
+"""The driver's side of a lake sink: runs, positions, and the commits that bring files and positions in together.
+
+Owns: the order inside one act over two tables, and the loop that repeats a refused commit or gives it up. The rules are
+``avow.ledger``'s, the order of acts is the engine's, and how a commit is written is the format's.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from avow import ledger
+from avow.arrow import arrow_type
+from avow.errors import ConfigError, PositionMoved, ProtocolViolation, SinkError
+from avow.guarantee import Act
+from avow.kafka.log import TopicPartition
+from avow.ledger import NOTHING, Counts, Entry, OffsetRange
+from avow.schema import Field
+from avow.settings import REST_COLUMN, Lake, Pipeline
+from avow.sinks.lake import letters as graveyard
+from avow.sinks.lake.book import Book
+from avow.sinks.lake.files import DataFile, FileWriter, Place
+from avow.sinks.lake.staging import DELETED, Brief, Staged, Writers, partition_values
+from avow.sinks.lake.table import Chosen, Conflict, LakeTable, Shape
+
+# Of commits that others keep refusing by committing first.
+ATTEMPTS_MAX = 40
+IDLE_MAX = 5  # of refusals although nobody else has committed: a full disk, a locked catalog
+PAUSE_S = 0.02
+
+LETTER_COLUMNS = ("topic", "partition", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit is to bring."""
+
+    book: Book
+    files: Sequence[DataFile] = ()
+    merged: pa.Table | None = None  # rows to be brought in by key
+    removed: Chosen | None = None
+    marked: tuple[Chosen, int | None] | None = None
+
+
+def committed(
+    table: LakeTable, make: Callable[[Book], Change | None], answered: Callable[[], None], *, sure: bool, sink: Lake
+) -> None:
+    """Make a commit on the newest book, again and again while others come first.
+
+    ``make`` judges the book and says what to commit; None if there is nothing left to do. ``answered`` is called when
+    the table has said yes. Without ``sure``, a commit whose answer was lost is not looked for: it has failed.
+    """
+    name = uuid.uuid4().hex
+    idle = 0
+    for attempt in range(ATTEMPTS_MAX):
+        before = table.version
+        change = make(table.book())
+        if change is None:
+            return
+        failure: Exception
+        try:
+            _commit(table, change, name, sink)
+            answered()
+            return
+        except Conflict as conflict:
+            failure = conflict
+        except (OSError, SinkError) as error:
+            if not sure:
+                raise SinkError(f"the answer to a write into table {table.shown} was lost: {error}") from error
+            failure = error
+        # Refused, or unknown: a store that tried again by itself may have refused what it had taken.
+        time.sleep(PAUSE_S * random.random() * min(attempt + 1, 10))
+        table.load()
+        if table.landed(name):
+            return
+        idle += table.version == before
+        if idle > IDLE_MAX or not isinstance(failure, Conflict):
+            raise SinkError(f"table {table.shown} did not take a commit: {failure}") from failure
+    raise SinkError(
+        f"others changed table {table.shown} {ATTEMPTS_MAX} times before us",
+        advice="Let compaction and the like commit less often, or raise batch.interval.",
+    )
+
+
+def _commit(table: LakeTable, change: Change, name: str, sink: Lake) -> None:
+    if change.merged is not None:
+        table.merge(change.merged, sink.key, sink.lineage, change.book, name)
+    elif change.removed is not None:
+        table.remove(change.removed, change.book, name)
+    elif change.marked is not None:
+        table.mark(*change.marked, change.book, name)
+    else:
+        table.commit(change.book, change.files, name)
+
+
+def nothing() -> None:
+    return None
+
+
+class LakeDriver:
+    """What the driver asks of a lake. ``rows`` and ``letters`` are its two tables."""
+
+    def __init__(self, pipeline: Pipeline, rows: LakeTable, letters: LakeTable) -> None:
+        assert isinstance(pipeline.sink, Lake)
+        self._pipeline, self._sink = pipeline, pipeline.sink
+        self._rows, self._letters = rows, letters
+        self._shape: Shape | None = None
+        # Between the acts of one batch: what dedupe left out, and what was really claimed.
+        self._skipped: dict[OffsetRange, int] = {}
+        self._claimed: set[OffsetRange] = set()
+
+    def __enter__(self) -> LakeDriver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        return None
+
+    # Before a run.
+
+    def prepare(self) -> None:
+        """Whether the store can be reached, and a table that is there can be trusted."""
+        if self._rows.load():
+            self._refuse(self._rows.rolled_back())
+
+    def _refuse(self, why: str) -> None:
+        if why:
+            raise ConfigError(
+                f"table {self._rows.shown} went back behind its positions: {why}",
+                advice="Rows that were claimed are gone, and avow would not bring them again. Audit the table; then "
+                "give the pipeline a new name and a new table, or bring the table forward again.",
+            )
+
+    def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
+        self._shape = shape(fields, self._sink, self._rows, rest=rest)
+        made = not self._rows.load() and self._rows.create(self._shape)
+        if not made:
+            self._check(self._shape)
+        graves = Shape(graveyard.SCHEMA)
+        if not self._letters.load() and self._letters.create(graves):
+            return made
+        wrong = self._letters.refusals(graves, "upsert")  # letters are removed by a redrive
+        _raise_differences(self._letters.shown, [*wrong, *differences(graves, self._letters)])
+        return made
+
+    def _check(self, wanted: Shape) -> None:
+        table = self._rows
+        missing = [one for one in wanted.schema if one.name not in table.schema().names]
+        if missing and self._sink.evolve == "add" and all(one.nullable for one in missing):
+            try:
+                table.add_columns(missing)
+            except Conflict:
+                table.load()
+                return self._check(wanted)
+        _raise_differences(table.shown, [*table.refusals(wanted, self._sink.mode), *differences(wanted, table)])
+        return None
+
+    def brief(self) -> bytes:
+        return pickle.dumps(self.made_brief())
+
+    def brief_for(self, rows: pa.RecordBatch) -> Brief:
+        """For rows that no ``prepare_table`` has announced: the columns that they and the table have."""
+        names = set(rows.schema.names)
+        missing = names - set(self._rows.schema().names)
+        _raise_differences(self._rows.shown, [f"column {name!r} is missing" for name in sorted(missing)])
+        ours = pa.schema([one for one in self._rows.schema() if one.name in names])
+        by = self._sink.partition_by
+        derived = pa.field(f"{by.column}_day", pa.date32()) if by and by.day else by and ours.field(by.column)
+        self._shape = Shape(ours, derived, by.column if by and by.day else None)
+        return self.made_brief()
+
+    def made_brief(self) -> Brief:
+        assert self._shape is not None, "prepare_table comes first"
+        return Brief(
+            schema=self._rows.file_schema(self._shape.schema),
+            data=self._rows.data,
+            letters=self._letters.data,
+            letter_schema=self._letters.file_schema(graveyard.SCHEMA),
+            notes=self._rows.data.under("_avow"),
+            partition=self._shape.partition,
+            in_files=self._rows.partition_in_files,
+        )
+
+    # Runs and positions.
+
+    def open_run(self) -> int:
+        """Take a number in both tables, and take back dead letters of claims that never came."""
+        for table in (self._rows, self._letters):
+            if not table.load():
+                raise ProtocolViolation(f"table {table.shown} is not there")
+        self._refuse(self._rows.rolled_back())
+        run = max(self._rows.book().run, self._letters.book().run) + 1
+        for table in (self._rows, self._letters):
+            self._committed(table, lambda book: Change(_fenced(book, run)))
+        claimed = self._rows.book().held
+        for where, held in self._letters.book().held.items():
+            position = claimed[where].entry.position if where in claimed else held.start
+            if held.entry.position > position:
+                self._take_back(where, position, run)
+        return run
+
+    def _take_back(self, where: TopicPartition, position: int, run: int) -> None:
+        """Dead letters from ``position`` on were buried for a claim that never came: their records come again."""
+
+        def back(book: Book) -> Change | None:
+            _check_fence(book, run)
+            held = book.held[where]
+            if held.entry.position <= position:
+                return None
+            chosen = Chosen(where, LETTER_COLUMNS, start=position)
+            entry = replace(held.entry, position=position)
+            return Change(book.with_entries({where: entry}), removed=chosen)
+
+        self._committed(self._letters, back)
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        return self._rows.book().entries() if self._rows.loaded or self._rows.load() else {}
+
+    def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
+        fresh = {where: entry for where, entry in entries.items() if where not in self._rows.book().held}
+        topic, partition, offset, _ = self._sink.lineage
+        for where, entry in fresh.items():
+            if self._rows.has_rows(Chosen(where, (topic, partition, offset), start=entry.position)):
+                raise ConfigError(
+                    f"table {self._rows.shown} has rows of {where.topic}/{where.partition} from offset "
+                    f"{entry.position} on, and no position of pipeline {self._pipeline.name}",
+                    advice="The positions were lost (the table was replaced or restored), or another pipeline has "
+                    "written these rows. Reading them again would double them: name a new table, or remove the rows.",
+                )
+
+        def adopted(book: Book) -> Change | None:
+            missing = {where: entry for where, entry in fresh.items() if where not in book.held}
+            return Change(book.with_entries(missing)) if missing else None
+
+        self._committed(self._rows, adopted)
+
+    def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:  # noqa: ARG002
+        def claimed(book: Book) -> Change | None:
+            _check_fence(book, run)
+            where = TopicPartition(done.topic, done.partition)
+            entry = _entry(book, where)
+            todo = ledger.judge(entry.position, done)
+            return Change(book.with_entries({where: ledger.claim(entry, todo, run, counts)})) if todo else None
+
+        self._committed(self._rows, claimed)
+
+    # Acts over what tasks have staged.
+
+    def commit(
+        self,
+        step: frozenset[Act],
+        parts: Sequence[bytes],
+        run: int,
+        batch: int,  # noqa: ARG002
+        *,
+        last: bool,
+        answered: Callable[[], None] = nothing,
+    ) -> None:
+        """One act of the guarantee, for all ranges of a batch at once. ``last``: it tells the counts too."""
+        staged: list[Staged] = [pickle.loads(part) for part in parts]
+        if Act.WRITE in step:
+            self._bury(staged, run)
+        acting = Acting(
+            self._rows,
+            self._sink,
+            self._pipeline,
+            self.made_brief(),
+            step,
+            staged,
+            run,
+            last,
+            self._skipped,
+            self._claimed,
+        )
+        self._committed(self._rows, acting.change, answered, sure=Act.CLAIM in step)
+        if last:
+            self._skipped.clear()
+            self._claimed.clear()
+            if self._sink.mode != "append":
+                self._remove_notes(staged)
+
+    def _remove_notes(self, staged: Sequence[Staged]) -> None:
+        """What is in the table now is needed no more. One that stays is found by ``upkeep``."""
+        notes = self.made_brief().notes
+        for file in (file for part in staged for file in part.files):
+            with suppress(OSError):
+                notes.filesystem.delete_file(f"{notes.root}/{file.name}")
+
+    def _bury(self, staged: Sequence[Staged], run: int) -> None:
+        """Dead letters first, each once: their table has positions of its own."""
+        with_letters = [part for part in staged if part.letters]
+        if not with_letters:
+            return
+
+        def buried(book: Book) -> Change | None:
+            _check_fence(book, run)
+            files: list[DataFile] = []
+            entries = {}
+            for part in with_letters:
+                where = TopicPartition(part.done.topic, part.done.partition)
+                entry = book.held[where].entry if where in book.held else Entry(part.done.start, "", run)
+                if entry.position >= part.done.until:
+                    continue
+                found = part.letters if entry.position <= part.done.start else self._later(part, entry.position)
+                files += found
+                entries[where] = replace(entry, position=part.done.until)
+            return Change(book.with_entries(entries), files) if entries else None
+
+        self._committed(self._letters, buried)
+
+    def _later(self, part: Staged, position: int) -> list[DataFile]:
+        """The letters from an offset on, in a file of their own."""
+        found = read_files(self._letters.data, part.letters)
+        found = found.filter(pc.greater_equal(found["offset"], position))
+        schema = self._letters.file_schema(graveyard.SCHEMA)
+        name = (self._pipeline.name, self._letters.book().run)
+        writer = FileWriter(self._letters.data, schema, name, self._sink.file_mb << 20)
+        for batch in found.cast(schema).to_batches():
+            writer.write(batch)
+        return writer.close()
+
+    def _committed(
+        self,
+        table: LakeTable,
+        make: Callable[[Book], Change | None],
+        answered: Callable[[], None] = nothing,
+        *,
+        sure: bool = True,
+    ) -> None:
+        committed(table, make, answered, sure=sure, sink=self._sink)
+
+
+@dataclass(slots=True)
+class Acting:
+    """One act: judged anew on every book it meets."""
+
+    rows: LakeTable
+    sink: Lake
+    pipeline: Pipeline
+    brief: Brief
+    step: frozenset[Act]
+    staged: Sequence[Staged]
+    run: int
+    last: bool
+    skipped: dict[OffsetRange, int]
+    claimed: set[OffsetRange]
+
+    def change(self, book: Book) -> Change | None:
+        _check_fence(book, self.run)
+        todo = [part for part in self.staged if self._is_due(book, part)]
+        files, merged = self.files(todo) if Act.WRITE in self.step else ([], None)
+        entries = {}
+        if Act.CLAIM in self.step:
+            self.claimed.clear()
+            self.claimed.update(part.done for part in todo)
+        for part in todo:
+            where = TopicPartition(part.done.topic, part.done.partition)
+            entry = _entry(book, where)
+            counts, last = (self._counts(part), part.last) if self.last else (NOTHING, None)
+            if Act.CLAIM in self.step:
+                entries[where] = ledger.claim(entry, part.done, self.run, counts, last)
+            elif self.last:
+                entries[where] = replace(entry, counts=entry.counts + counts, last=last or entry.last)
+        if not (entries or files or merged is not None):
+            return None
+        return Change(book.with_entries(entries), files, merged)
+
+    def _is_due(self, book: Book, part: Staged) -> bool:
+        """Whether a range is still to be done: not if it was claimed, unless that was the act before this one."""
+        position = _entry(book, TopicPartition(part.done.topic, part.done.partition)).position
+        if self.last and Act.CLAIM not in self.step:
+            return part.done in self.claimed
+        todo = ledger.judge(position, part.done)
+        if todo and todo != part.done:
+            raise PositionMoved(f"{part.done} was staged, but the position is {position}")
+        return bool(todo)
+
+    def _counts(self, part: Staged) -> Counts:
+        """Dedupe knows what it left out only when it has seen the table."""
+        left_out = self.skipped.get(part.done, 0)
+        counts = part.counts
+        return Counts(counts.read, counts.written - left_out, counts.dead, counts.skipped + left_out)
+
+    def files(self, todo: Sequence[Staged]) -> tuple[list[DataFile], pa.Table | None]:
+        if self.sink.mode == "append":
+            return [file for part in todo for file in part.files], None
+        # Deletes stand behind the rows of their batch there; the order that counts is that of the offsets.
+        offset = self.sink.lineage[2]
+        notes = [(part, read_files(self.brief.notes, part.files).sort_by(offset)) for part in todo if part.files]
+        if not notes:
+            return [], None
+        if self.sink.mode == "upsert":
+            merged = _one_per_key(pa.concat_tables(table for _, table in notes), self.sink, "last")
+            return [], self._with_partition(merged)
+        return self._deduped(notes), None
+
+    def _deduped(self, notes: Sequence[tuple[Staged, pa.Table]]) -> list[DataFile]:
+        """The first of each key that the table does not have. This version cannot change before the commit does."""
+        every = pa.concat_tables(table for _, table in notes)
+        fresh = _one_per_key(every, self.sink, "first").drop_columns([DELETED])
+        keys = list(self.sink.key)
+        there = self.rows.keys(keys, fresh)
+        if there.num_rows:
+            # Joined by numbers: a join keeps no order, and takes no nested columns along.
+            numbered = fresh.select(keys).append_column("number", pa.array(range(fresh.num_rows), pa.int64()))
+            absent = numbered.join(there, keys, join_type="left anti")["number"]
+            fresh = fresh.take(absent.combine_chunks().sort())
+        topic, partition, offset, _ = self.sink.lineage
+        taken = fresh.select([topic, partition, offset]).group_by([topic, partition, offset]).aggregate([])
+        for part, table in notes:
+            mine = pc.and_(pc.equal(taken[topic], part.done.topic), pc.equal(taken[partition], part.done.partition))
+            records = pc.count_distinct(table[offset]).as_py()
+            self.skipped[part.done] = records - taken.filter(mine).num_rows
+        return self._as_files(fresh)
+
+    def _with_partition(self, rows: pa.Table) -> pa.Table:
+        """With the column that is derived for partitioning, where the table has it as one of its own."""
+        partition = self.brief.partition
+        if partition is None or self.rows.partition_in_files or partition.name in rows.schema.names:
+            return rows
+        batches = rows.to_batches()
+        values = [partition_values(batch, self.sink) for batch in batches]
+        return rows.append_column(partition, pa.chunked_array(values, partition.type))
+
+    def _as_files(self, rows: pa.Table) -> list[DataFile]:
+        brief = replace(self.brief, notes=self.brief.data)
+        writers = Writers(self.pipeline, self.run, brief, self.sink)
+        for batch in rows.to_batches():
+            writers.write(pa.RecordBatch.from_arrays(batch.columns, schema=brief.schema))
+        return writers.close()
+
+
+def _one_per_key(rows: pa.Table, sink: Lake, which: str) -> pa.Table:
+    """The first or the last row of each key. Rows of one partition stand in their order; partitions have none."""
+    numbered = rows.select(list(sink.key)).append_column("number", pa.array(range(rows.num_rows), pa.int64()))
+    chosen = numbered.group_by(list(sink.key), use_threads=False).aggregate(
+        [("number", "min" if which == "first" else "max")]
+    )
+    return rows.take(chosen[f"number_{'min' if which == 'first' else 'max'}"].combine_chunks().sort())
+
+
+def read_files(folder: Place, files: Sequence[DataFile]) -> pa.Table:
+    found = folder.filesystem
+    return pa.concat_tables(pq.read_table(f"{folder.root}/{file.name}", filesystem=found) for file in files)
+
+
+def _entry(book: Book, where: TopicPartition) -> Entry:
+    if where not in book.held:
+        raise ProtocolViolation(f"the ledger has no position for {where.topic}/{where.partition}")
+    return replace(book.held[where].entry, run=book.run)
+
+
+def _check_fence(book: Book, run: int) -> None:
+    ledger.check_fence(Entry(0, "", book.run), run)
+
+
+def _fenced(book: Book, run: int) -> Book:
+    return replace(book, run=ledger.fence(Entry(0, "", book.run), run).run)
+
+
+# The columns.
+
+
+def shape(fields: tuple[Field, ...], sink: Lake, table: LakeTable, *, rest: bool) -> Shape:
+    """What the table must have: the payload, ``_rest`` where unknown fields are kept, and the lineage."""
+    topic, partition, offset, timestamp = sink.lineage
+    columns = [
+        pa.field(one.name, table.storable(arrow_type(one.type)), nullable=not (one.required or one.name in sink.key))
+        for one in fields
+    ]
+    columns += [pa.field(REST_COLUMN, pa.string())] if rest else []
+    columns += [
+        pa.field(topic, pa.string(), nullable=False),
+        pa.field(partition, pa.int32(), nullable=False),
+        pa.field(offset, pa.int64(), nullable=False),
+        pa.field(timestamp, pa.timestamp("us", "UTC")),
+    ]
+    schema = pa.schema(columns)
+    by = sink.partition_by
+    if by is None:
+        return Shape(schema)
+    if by.column not in schema.names:
+        raise ConfigError(
+            f"sink.partition_by: the rows have no column {by.column!r}", advice="Name one that the transform gives."
+        )
+    if not by.day:
+        return Shape(schema, schema.field(by.column))
+    return Shape(schema, pa.field(f"{by.column}_day", pa.date32()), by.column)
+
+
+def differences(wanted: Shape, table: LakeTable) -> list[str]:
+    found = {one.name: one for one in table.schema()}
+    lines = []
+    for one in wanted.schema:
+        there = found.get(one.name)
+        if there is None:
+            lines.append(f"column {one.name!r} ({one.type}) is missing")
+        elif not same_type(there.type, one.type):
+            lines.append(f"column {one.name!r} is {there.type}, and {one.type} is needed")
+        elif one.nullable and not there.nullable:
+            lines.append(f"column {one.name!r} must have a value, and the pipeline's may be null")
+    ours = {*wanted.schema.names, *([wanted.partition.name] if wanted.partition is not None else [])}
+    lines += [
+        f"column {name!r} must have a value, and the pipeline has none for it"
+        for name, there in found.items()
+        if name not in ours and not there.nullable
+    ]
+    return lines
+
+
+def same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types hold the same values: Arrow has several for one of a table's."""
+    return bool(_plain(one) == _plain(other))
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(pa.field("element", _plain(type_.value_type)))
+    if pa.types.is_map(type_):
+        return pa.map_(_plain(type_.key_type), pa.field("value", _plain(type_.item_type)))
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(one.name, _plain(one.type)) for one in type_.fields])
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp(type_.unit, "UTC" if type_.tz else None)
+    return type_
+
+
+def _raise_differences(shown: str, lines: Sequence[str]) -> None:
+    if lines:
+        raise ConfigError(
+            f"table {shown} cannot take this pipeline's rows:\n" + "\n".join(f"  {line}" for line in lines),
+            advice='Alter the table or decode.schema (docs/PIPELINE.md), set sink.evolve = "add", or name a new table.',
+        )

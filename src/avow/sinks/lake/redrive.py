@@ -1,0 +1,197 @@
+"""Dead letters of a lake: looking at them, and bringing them into the table of rows after all.
+
+Two tables cannot be committed at once, so a redrive is numbered, and goes in three commits:
+
+1. the letters are marked with the number N, one above that of the table of rows
+2. the table of rows takes the rows, the new counts, and N; only if its number is still the one that was seen
+3. the letters with mark N are removed
+
+What a crash leaves is settled before the next redrive: a mark that is the number of the table of rows was delivered,
+and its letters go; any other was not, and is taken off, after the number was raised above it so that whoever set it
+cannot come back and deliver.
+
+Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver`` (commits), ``staging`` (files).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from avow.errors import ProtocolViolation, SinkError
+from avow.guarantee import Act
+from avow.kafka.log import TopicPartition
+from avow.ledger import Counts, Entry, OffsetRange
+from avow.settings import Lake, Pipeline
+from avow.sinks.base import DeadLetter, Rows, Selection, Written
+from avow.sinks.lake import letters as graveyard
+from avow.sinks.lake.book import Book
+from avow.sinks.lake.driver import LETTER_COLUMNS, Acting, Change, LakeDriver, committed, nothing
+from avow.sinks.lake.staging import LakeStaging, Staged
+from avow.sinks.lake.table import Chosen, LakeTable
+
+
+class LakeLetters:
+    """The dead letters of one pipeline, for looking at."""
+
+    def __init__(self, rows: LakeTable, letters: LakeTable) -> None:
+        self._rows, self._letters = rows, letters
+
+    def __enter__(self) -> LakeLetters:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def _selected(self, selection: Selection) -> pa.Table:
+        if not (self._rows.load() and self._letters.load()):
+            return graveyard.SCHEMA.empty_table()
+        return graveyard.selected(there(self._letters, self._rows.book()), selection)
+
+    def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
+        found = self._selected(selection).group_by("reason").aggregate([("offset", "count"), ("died_at", "max")])
+        lines = [(row["reason"], row["offset_count"], row["died_at_max"]) for row in found.to_pylist()]
+        return sorted(lines, key=lambda line: -line[1])
+
+    def partitions(self, selection: Selection) -> list[TopicPartition]:
+        found = self._selected(selection).group_by(["topic", "partition"]).aggregate([])
+        return sorted(TopicPartition(row["topic"], row["partition"]) for row in found.to_pylist())
+
+    def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        return graveyard.from_rows(self._selected(selection).slice(0, limit))
+
+
+def there(letters: LakeTable, book: Book) -> pa.Table:
+    """The letters, without those that a redrive has delivered and not yet removed."""
+    found = letters.rows()
+    if not book.redrives:
+        return found
+    return found.filter(pc.not_equal(found["redrive"].fill_null(0), book.redrives))
+
+
+class LakeRedriving:
+    """The sink as a redrive sees it."""
+
+    def __init__(self, pipeline: Pipeline, rows: LakeTable, letters: LakeTable) -> None:
+        assert isinstance(pipeline.sink, Lake)
+        self._pipeline, self._sink = pipeline, pipeline.sink
+        self._rows, self._letters = rows, letters
+        self._driver = LakeDriver(pipeline, rows, letters)
+        self._staging: LakeStaging | None = None
+        self._delivered: list[tuple[list[DeadLetter], int, int]] = []
+
+    @contextmanager
+    def act(self) -> Iterator[None]:
+        for table in (self._rows, self._letters):
+            if not table.load():
+                raise SinkError(f"table {table.shown} is not there", advice="Run the pipeline first.")
+        self._settle()
+        self._delivered.clear()
+        yield
+        for delivered in self._delivered:
+            self._deliver(*delivered)
+
+    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:  # noqa: ARG002 - the commit compares
+        return self._rows.book().entries()[TopicPartition(topic, partition)]
+
+    def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        found = graveyard.selected(there(self._letters, self._rows.book()), selection)
+        return graveyard.from_rows(found.slice(0, limit))
+
+    def write(self, rows: Rows) -> Written:
+        # The columns as the rows have them: a transform may have changed them since the table was checked.
+        self._staging = LakeStaging(
+            self._pipeline, self._rows.book().run, pickle.dumps(self._driver.brief_for(rows.rows))
+        )
+        return self._staging.write(rows)
+
+    def finish(self, done: OffsetRange) -> Written:
+        """With a key, what is left out is known only when it is brought in; here it is asked beforehand."""
+        assert self._staging is not None
+        self._ready: Staged = pickle.loads(self._staging.staged(done, Counts(), None))
+        if self._sink.mode != "dedupe" or not self._ready.files:
+            return Written()
+        skipped: dict[OffsetRange, int] = {}
+        self._acting(skipped).files([self._ready])
+        return Written(skipped=skipped.get(done, 0))
+
+    def bury(self, letters: list[DeadLetter]) -> None:
+        raise ProtocolViolation(f"a redrive buries nothing, and was asked to bury {len(letters)}")
+
+    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
+        self._delivered.append((letters, written, skipped))
+
+    def _acting(self, skipped: dict[OffsetRange, int]) -> Acting:
+        run, step = self._rows.book().run, frozenset({Act.WRITE})
+        brief = self._driver.made_brief()
+        return Acting(self._rows, self._sink, self._pipeline, brief, step, [], run, True, skipped, set())
+
+    def _deliver(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
+        if len(letters) != written + skipped:
+            raise ProtocolViolation(f"{len(letters)} letters are not {written} written and {skipped} skipped")
+        where = TopicPartition(letters[0].topic, letters[0].partition)
+        seen = self._rows.book().redrives
+        number = seen + 1
+        offsets = tuple(letter.offset for letter in letters)
+        chosen = Chosen(where, LETTER_COLUMNS, offsets=offsets)
+
+        def marked(book: Book) -> Change:
+            return Change(replace(book, redrives=number), marked=(chosen, number))
+
+        def taken_in(book: Book) -> Change:
+            if book.redrives != seen:
+                raise SinkError(
+                    "another redrive came between", advice="Nothing was delivered by this one. Redrive again."
+                )
+            files, merged = self._acting({}).files([self._ready])
+            entry = book.held[where].entry
+            counts = entry.counts
+            counts = Counts(counts.read, counts.written + written, counts.dead - len(letters), counts.skipped + skipped)
+            after = book.with_entries({where: replace(entry, counts=counts)})
+            return Change(replace(after, redrives=number), files, merged)
+
+        self._committed(self._letters, marked)
+        self._committed(self._rows, taken_in)
+        self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        for where in self._marked(number):
+            chosen = Chosen(where, LETTER_COLUMNS, redrive=number)
+            self._committed(self._letters, lambda book, chosen=chosen: Change(book, removed=chosen))
+
+    def _marked(self, number: int) -> list[TopicPartition]:
+        found = self._letters.rows(["topic", "partition", "redrive"])
+        found = found.filter(pc.equal(found["redrive"], number)).group_by(["topic", "partition"]).aggregate([])
+        return [TopicPartition(row["topic"], row["partition"]) for row in found.to_pylist()]
+
+    def _settle(self) -> None:
+        """What an interrupted redrive has left."""
+        marks = {n for n in pc.unique(self._letters.rows(["redrive"])["redrive"]).to_pylist() if n is not None}
+        if not marks:
+            return
+        delivered = self._rows.book().redrives
+        if max(marks) > delivered:
+            fence = max(marks) + 1
+
+            def fenced(book: Book) -> Change:
+                if book.redrives != delivered:
+                    raise SinkError("another redrive is at work", advice="Let it end, then redrive again.")
+                return Change(replace(book, redrives=fence))
+
+            self._committed(self._rows, fenced)
+        for mark in marks:
+            if mark == delivered:
+                self._remove(mark)
+                continue
+            for where in self._marked(mark):
+                chosen = Chosen(where, LETTER_COLUMNS, redrive=mark)
+                self._committed(self._letters, lambda book, chosen=chosen: Change(book, marked=(chosen, None)))
+
+    def _committed(self, table: LakeTable, make: object) -> None:
+        committed(table, make, nothing, sure=True, sink=self._sink)  # type: ignore[arg-type]

@@ -1,0 +1,209 @@
+"""One task's side of a lake sink: rows and dead letters into files that nobody sees yet.
+
+Under append the files are the table's own, once the driver's commit names them. With a key they are notes for the
+driver, which brings them into the table by key (``driver``): such a file has a column that marks deletes.
+
+Owns: what goes into which file. Must not know: the order of acts, any commit. Neighbours: ``files`` (writing),
+``driver`` (which is handed what ``staged`` gives).
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from avow.errors import ProtocolViolation
+from avow.ledger import Counts, Fingerprint, OffsetRange
+from avow.settings import Lake, Pipeline
+from avow.sinks.base import DeadLetter, Rows, Written
+from avow.sinks.lake import letters as graveyard
+from avow.sinks.lake.files import DataFile, FileWriter, Place
+
+DELETED = "__avow_deleted"  # marks a tombstone in a note; settings keep the name free
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What the driver tells every task."""
+
+    schema: (
+        pa.Schema
+    )  # the table's columns that we fill, required ones not nullable; field ids where the format has some
+    data: Place
+    letters: Place
+    letter_schema: pa.Schema
+    notes: Place  # for files that are not the table's own
+    partition: pa.Field | None = None  # the column that partitions, as it is derived from the rows
+    in_files: bool = True  # whether that column is in the files too
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a task has ready for one range."""
+
+    done: OffsetRange
+    counts: Counts
+    last: Fingerprint | None
+    files: list[DataFile] = field(default_factory=list)
+    letters: list[DataFile] = field(default_factory=list)
+
+
+class LakeStaging:
+    """The sink as one task sees it."""
+
+    def __init__(self, pipeline: Pipeline, run: int, brief: bytes) -> None:
+        assert isinstance(pipeline.sink, Lake)
+        self._pipeline, self._sink, self._run = pipeline, pipeline.sink, run
+        self._brief: Brief = pickle.loads(brief)
+        self._rows = Writers(pipeline, run, self._brief, self._sink)
+        self._notes: FileWriter | None = None
+        self._letters: list[DataFile] = []
+        self._keyed = self._sink.mode != "append"
+        self._supplied = 0  # rows that were given to writers
+
+    def write(self, rows: Rows) -> Written:
+        """Put rows into files; with a key, deletes too. Refused are rows that the table's own columns cannot take."""
+        batch, refused = self._fitted(rows.rows)
+        if self._keyed:
+            self._write_note(batch, deleted=False)
+            if rows.deletes.num_rows:
+                self._write_note(self._widened(rows.deletes), deleted=True)
+        else:
+            self._supplied += batch.num_rows
+            self._rows.write(batch)
+        return Written(refused=refused)
+
+    def _fitted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """Rows in the table's columns and types, without those that lack a value they must have."""
+        refused: dict[int, str] = {}
+        columns = []
+        for one in self._brief.schema:
+            column = rows.column(one.name)
+            if not one.nullable and column.null_count:
+                why = f"column {one.name!r} is null, and the table does not take that"
+                refused |= dict.fromkeys(pc.indices_nonzero(column.is_null()).to_pylist(), why)
+            columns.append(column if column.type == one.type else column.cast(one.type))
+        by = self._sink.partition_by
+        if (
+            by is not None
+            and not by.day
+            and pa.types.is_string(rows.column(by.column).type)
+            and not self._brief.in_files
+        ):
+            empty = pc.indices_nonzero(pc.equal(rows.column(by.column), "").fill_null(False)).to_pylist()
+            refused |= dict.fromkeys(empty, f"column {by.column!r} is empty, and a folder cannot tell that from null")
+        if refused:
+            kept = pa.array([row for row in range(rows.num_rows) if row not in refused], pa.int64())
+            columns = [column.take(kept) for column in columns]
+        # The flags of the schema are for the file. Here they would have to be true of every piece on its way there.
+        return pa.RecordBatch.from_arrays(columns, schema=self._brief.schema), refused
+
+    def _write_note(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
+        schema = note_schema(self._brief.schema)
+        if self._notes is None:
+            name = (self._pipeline.name, self._run)
+            self._notes = FileWriter(self._brief.notes, schema, name, self._sink.file_mb << 20)
+        self._supplied += batch.num_rows
+        marks = pa.repeat(deleted, batch.num_rows)
+        self._notes.write(pa.RecordBatch.from_arrays([*batch.columns, marks], schema=schema))
+
+    def _widened(self, deletes: pa.RecordBatch) -> pa.RecordBatch:
+        """Deletes have the key and the lineage; the other columns are null."""
+        columns = [
+            deletes.column(one.name).cast(one.type)
+            if one.name in deletes.schema.names
+            else pa.nulls(deletes.num_rows, one.type)
+            for one in self._brief.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=self._brief.schema.names)
+
+    def finish(self, done: OffsetRange) -> Written:  # noqa: ARG002 - what is put aside is applied by the driver
+        return Written()
+
+    def bury(self, letters: list[DeadLetter]) -> None:
+        """Dead letters into a file of their own table."""
+        if not letters:
+            return
+        name = (self._pipeline.name, self._run)
+        writer = FileWriter(self._brief.letters, self._brief.letter_schema, name, self._sink.file_mb << 20)
+        writer.write(graveyard.as_rows(letters, self._run, datetime.now(UTC), self._brief.letter_schema))
+        self._letters += writer.close()
+
+    def staged(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> bytes:
+        """End the files, and say what there is for the driver."""
+        files = self._notes.close() if self._notes is not None else self._rows.close()
+        rows = sum(file.rows for file in files)
+        if rows != self._supplied:
+            raise ProtocolViolation(f"{rows} rows of {done} are in files, and {self._supplied} were supplied")
+        return pickle.dumps(Staged(done, counts, last, files, self._letters))
+
+
+class Writers:
+    """A writer for each value by which files are put."""
+
+    def __init__(self, pipeline: Pipeline, run: int, brief: Brief, sink: Lake) -> None:
+        self._name, self._brief, self._sink = (pipeline.name, run), brief, sink
+        self._by = brief.partition
+        self._schema = brief.schema
+        if self._by is not None and self._dropped:
+            self._schema = self._schema.remove(self._schema.get_field_index(self._by.name))
+        self._writers: dict[Any, FileWriter] = {}
+
+    @property
+    def _dropped(self) -> bool:
+        """Whether the column is left out of the files: the table has it from the commit."""
+        return self._by is not None and not self._brief.in_files and self._by.name in self._brief.schema.names
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        if self._by is None:
+            self._writer(None).write(batch)
+            return
+        values = partition_values(batch, self._sink)
+        if self._dropped:
+            batch = batch.drop_columns([self._by.name])
+        for value in pc.unique(values).to_pylist():
+            mask = values.is_null() if value is None else pc.equal(values, pa.scalar(value, values.type))
+            self._writer(value).write(batch.filter(mask))
+
+    def _writer(self, value: Any) -> FileWriter:
+        if value not in self._writers:
+            target, folder = self._sink.file_mb << 20, self._folder(value)
+            self._writers[value] = FileWriter(self._brief.data, self._schema, self._name, target, value, folder)
+        return self._writers[value]
+
+    def _folder(self, value: Any) -> str:
+        """Where the column is not in the files, some readers take its value from the folder's name, as Hive did."""
+        if self._by is None or self._brief.in_files:
+            return ""
+        text = "__HIVE_DEFAULT_PARTITION__" if value is None else quote(partition_text(value), safe="")
+        return f"{quote(self._by.name, safe='')}={text}/"
+
+    def close(self) -> list[DataFile]:
+        return [file for writer in self._writers.values() for file in writer.close()]
+
+
+def partition_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def note_schema(schema: pa.Schema) -> pa.Schema:
+    """Of a note: every column may be null there."""
+    return pa.schema([one.with_nullable(True) for one in schema] + [pa.field(DELETED, pa.bool_())])
+
+
+def partition_values(rows: pa.RecordBatch, sink: Lake) -> pa.Array:
+    """The value by which each row is put."""
+    assert sink.partition_by is not None
+    column = rows.column(sink.partition_by.column)
+    if not sink.partition_by.day:
+        return column
+    # Of an instant the day in UTC, of a wall clock its own.
+    return column.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)

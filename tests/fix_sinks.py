@@ -1,0 +1,227 @@
+"""Sinks without Kafka and without Spark: records made here go through the real decoder and the real acts.
+
+A ``Bench`` is one pipeline on one sink. ``Runner`` is what a driver and its tasks do, batch by batch. What is in the
+sink is read back by readers that are not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pytest
+
+from avow import sinks
+from avow.engines.task import Report, Work, commit_staged, decoded, deliver
+from avow.kafka.log import TopicPartition
+from avow.kafka.reader import HEADERS
+from avow.ledger import Counts, Entry, OffsetRange
+from avow.local.postgres import Postgres as PostgresServer
+from avow.plan import load_checked
+from avow.settings import Pipeline
+from avow.sinks.base import CommittingSink
+
+# Without it polars warns that it has no planner of its own.
+os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"
+
+TOPIC = "records"
+SCHEMA = "id long not null, account string not null, amount double, tags array<string>"
+Records = Mapping[int, Sequence[bytes | None]]  # partition -> values from the range's first offset on
+
+
+def record(number: int, **more: Any) -> bytes:
+    return json.dumps({"id": number, "account": f"acc-{number % 7}", "amount": number / 4, **more}).encode()
+
+
+def batch(values: Sequence[bytes | None], partition: int, start: int, keys: Sequence[bytes | None]) -> pa.RecordBatch:
+    """Records as an engine hands them to a task."""
+    count = len(values)
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": pa.array([TOPIC] * count, pa.string()),
+            "partition": pa.array([partition] * count, pa.int32()),
+            "offset": pa.array(range(start, start + count), pa.int64()),
+            "timestamp": pa.array([1_700_000_000_000_000 + n for n in range(start, start + count)]).cast(
+                pa.timestamp("us", "UTC")
+            ),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.nulls(count, HEADERS),
+        }
+    )
+
+
+def within(made: pa.RecordBatch, todo: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """Those of the records that are still to be read, as a reader gives them."""
+    first = made.column("offset")[0].as_py() if made.num_rows else todo.start
+    if todo.start < first + made.num_rows:
+        yield made.slice(todo.start - first, len(todo))
+
+
+class Bench:
+    """One pipeline on one kind of sink, and independent eyes on what is in it."""
+
+    def __init__(self, kind: str, folder: Path, url: str = "") -> None:
+        self.kind, self.folder, self._url = kind, folder, url
+        self.name = f"p-{uuid4().hex[:8]}"
+        self.table = f"t_{uuid4().hex[:8]}"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def sink(self, *lines: str) -> str:
+        where = {
+            "postgres": f'url = "{self._url}"\ntable = "{self.table}"',
+            "delta": f'path = "{self.path}"',
+            "iceberg": f'table = "lake.{self.table}"\ncatalog = {{ warehouse = "{self.folder}/warehouse" }}',
+        }[self.kind]
+        return "\n".join([f'kind = "{self.kind}"', where, *lines])
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.table
+
+    def pipeline(self, guarantee: str = "exactly-once", *lines: str, schema: str = SCHEMA, more: str = "") -> Pipeline:
+        file = self.folder / f"{self.name}.toml"
+        file.write_text(
+            f'name = "{self.name}"\nguarantee = "{guarantee}"\n'
+            f'[source]\nbrokers = "localhost:1"\ntopics = ["{TOPIC}"]\n'
+            f'[decode]\nformat = "json"\nschema = "{schema}"\n[dead_letters]\nmax_share = 1.0\n'
+            f"[sink]\n{self.sink(*lines)}\n{more}\n"
+        )
+        return load_checked(file, {})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The whole table, by a reader of somebody else's."""
+        if self.kind == "postgres":
+            return self._query(f'SELECT * FROM "{self.table}" ORDER BY _kafka_partition, _kafka_offset')
+        return self.frame().sort("_kafka_partition", "_kafka_offset").to_dicts()
+
+    def frame(self, suffix: str = "") -> pl.DataFrame:
+        if self.kind == "delta":
+            return pl.read_delta(f"{self.path}{suffix}")
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        place = f"{self.folder}/warehouse"
+        catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+        return pl.scan_iceberg(catalog.load_table(f"lake.{self.table}{suffix}")).collect()
+
+    def letters(self) -> list[tuple[int, int, str]]:
+        if self.kind == "postgres":
+            found = self._query(f"SELECT * FROM avow.dead_letters WHERE pipeline = '{self.name}' ORDER BY partition, 4")
+        else:
+            found = self.frame("_dead_letters").sort("partition", "offset").to_dicts()
+        return [(row["partition"], row["offset"], row["reason"]) for row in found]
+
+    def _query(self, query: str) -> list[dict[str, Any]]:
+        with psycopg.connect(self._url) as connection:
+            done = connection.execute(query.encode())
+            assert done.description
+            return [dict(zip([c.name for c in done.description], row, strict=True)) for row in done.fetchall()]
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.rows())
+
+    def run(self, pipeline: Pipeline | None = None, partitions: int = 2) -> Runner:
+        return Runner(pipeline or self.pipeline(), partitions)
+
+
+@dataclass
+class Runner(AbstractContextManager["Runner"]):
+    """One run: what the driver does, without an engine. Tasks run here too, one after the other."""
+
+    pipeline: Pipeline
+    partitions: int = 2
+    number: int = 0
+    batches: int = 0
+    reports: list[Report] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = sinks.driver_sink(self.pipeline)
+        self.store.prepare()
+        self.store.prepare_table(self.pipeline.decode.columns.fields, rest=False)
+        self.number = self.store.open_run()
+        self.store.adopt({TopicPartition(TOPIC, n): Entry(0, "id", self.number) for n in range(self.partitions)})
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+
+    def close_now(self) -> None:
+        self.store.close()
+
+    def position(self, partition: int = 0) -> int:
+        return self.store.entries()[TopicPartition(TOPIC, partition)].position
+
+    def counts(self) -> Counts:
+        return sum((entry.counts for entry in self.store.entries().values()), Counts())
+
+    def stage(
+        self,
+        records: Records,
+        *,
+        starts: Mapping[int, int] | None = None,
+        keys: Mapping[int, Sequence[bytes | None]] | None = None,
+    ) -> tuple[Work, list[bytes]]:
+        """The tasks of a batch: all of it where tasks act, or what the driver still has to commit."""
+        at = {partition: (starts or {}).get(partition, -1) for partition in records}
+        at = {partition: self.position(partition) if start < 0 else start for partition, start in at.items()}
+        ranges = {
+            TopicPartition(TOPIC, p): OffsetRange(TOPIC, p, at[p], at[p] + len(values)) for p, values in records.items()
+        }
+        work = Work(self.pipeline, self.number, self.batches, ranges, self.store.brief())
+        self.batches += 1
+        staged = []
+        for where, planned in ranges.items():
+            values = records[where.partition]
+            made = batch(
+                values, where.partition, planned.start, (keys or {}).get(where.partition, [None] * len(values))
+            )
+            sink = sinks.task_sink(self.pipeline, self.number, work.brief)
+            report = deliver(decoded(partial(within, made), self.pipeline), planned, work, sink)
+            self.reports.append(report)
+            staged += [report.staged] if report.staged is not None else []
+        return work, staged
+
+    def commit(self, work: Work, staged: list[bytes]) -> None:
+        if staged:
+            assert isinstance(self.store, CommittingSink)
+            commit_staged(staged, work, self.store)
+
+    def deliver(self, records: Records, **more: Any) -> None:
+        self.commit(*self.stage(records, **more))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """PostgreSQL alone. Gives its URL."""
+    from avow.local.cluster import PortPicker
+
+    part = PostgresServer(tmp_path_factory.mktemp("postgres"), PortPicker().free())
+    part.prepare()
+    part.start()
+    try:
+        deadline = time.monotonic() + 30
+        while part.version() is None:
+            assert time.monotonic() < deadline, part.log.read_text()
+            time.sleep(0.05)
+        yield part.url
+    finally:
+        part.stop()
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Bench]:
+    def make(kind: str) -> Bench:
+        url = request.getfixturevalue("server") if kind == "postgres" else ""
+        return Bench(kind, tmp_path, url)
+
+    return make

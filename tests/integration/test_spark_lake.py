@@ -1,0 +1,160 @@
+"""Pipelines from a real topic through real Spark into lakes: guarantees, dead letters, kills, audit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
+
+from avow import sinks
+from avow.audit.auditor import audit
+from avow.audit.report import Report
+from avow.engines.failpoints import VARIABLE
+from avow.engines.redrive import Redriven, redrive
+from avow.ledger import NOTHING, Counts
+from avow.sinks.base import Selection
+
+pytestmark = pytest.mark.cluster
+
+Make = Callable[..., Scenario]
+KINDS = ["delta", "iceberg"]
+GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
+
+
+def sink(s: Scenario, kind: str, *lines: str) -> str:
+    where = {
+        "delta": f'path = "{s.folder}/{s.table}"',
+        "iceberg": f'table = "lake.{s.table}"\ncatalog = {{ warehouse = "{s.folder}/warehouse" }}',
+    }[kind]
+    return "\n".join([f'kind = "{kind}"', where, *lines])
+
+
+def frame(s: Scenario, kind: str, suffix: str = "") -> pl.DataFrame:
+    """By a reader of somebody else's."""
+    if kind == "delta":
+        return pl.read_delta(f"{s.folder}/{s.table}{suffix}")
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    place = f"{s.folder}/warehouse"
+    catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+    return pl.scan_iceberg(catalog.load_table(f"lake.{s.table}{suffix}")).collect()
+
+
+def ids(s: Scenario, kind: str) -> Counter[int]:
+    return Counter(frame(s, kind)["id"].to_list())
+
+
+def totals(s: Scenario, path: Any) -> Counts:
+    with sinks.driver_sink(s.load(path)) as store:
+        return sum((entry.counts for entry in store.entries().values()), NOTHING)
+
+
+def audited(s: Scenario, path: Any) -> Report:
+    pipeline = s.load(path)
+    return audit(pipeline, lambda: session_spark(pipeline))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_append(scenario: Make, kind: str, guarantee: str) -> None:
+    s = scenario(partitions=3)
+    values = [payment(n) for n in range(5_000)]
+    values[10], values[11] = b'{"id": "ten", "account": "a"}', b""
+    s.produce(values)
+    path = s.file(guarantee, sink=sink(s, kind))
+    s.drain(path)
+    good = [n for n in range(5_000) if n not in (10, 11)]
+    assert ids(s, kind) == dict.fromkeys(good, 1)
+    letters = frame(s, kind, "_dead_letters").sort("partition").select("partition", "offset", "reason").rows()
+    assert letters == [(1, 3, "wrong-type"), (2, 3, "empty")]
+    assert totals(s, path) == Counts(5_000, 4_998, 2)
+    s.drain(path)
+    s.produce([payment(n) for n in range(5_000, 5_100)])
+    s.drain(path)
+    assert ids(s, kind) == dict.fromkeys([*good, *range(5_000, 5_100)], 1)
+    report = audited(s, path)
+    assert (str(report.verdict), report.findings) == ("held", ())
+
+
+@pytest.mark.parametrize("kind", ["delta"])
+def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
+    s = scenario(partitions=1)
+    s.produce([payment(n) for n in range(100)])
+    path = s.file(sink=sink(s, kind))
+    s.drain(path)
+    there = frame(s, kind)
+    kept = there.filter(~pl.col("id").is_in([7, 8]))
+    changed = kept.with_columns(pl.when(pl.col("id") == 50).then(0.5).otherwise(pl.col("amount")).alias("amount"))
+    doubled = pl.concat([changed, there.filter(pl.col("id") == 20)])
+    doubled.write_delta(f"{s.folder}/{s.table}", mode="overwrite")
+    report = audited(s, path)
+    found = {str(finding.kind): [(span.start, span.until) for span in finding.spans] for finding in report.findings}
+    assert str(report.verdict) == "broken"
+    assert found["lost"] == [(7, 9)]
+    assert found["duplicated"] == [(20, 21)]
+    assert found["corrupted"] == [(50, 51)]
+
+
+@pytest.mark.parametrize("kind", ["delta"])
+def test_upsert_through_sql(scenario: Make, kind: str) -> None:
+    s = scenario(partitions=1)
+    values: list[bytes | None] = [json.dumps({"id": n % 50, "account": f"try-{n // 50}"}).encode() for n in range(200)]
+    keys = [str(n % 50).encode() for n in range(200)]
+    s.produce([*values, None], keys=[*keys, b"7"])
+    path = s.file(
+        sink=sink(s, kind, 'mode = "upsert"', 'key = ["id"]'),
+        transform='sql = "SELECT *, upper(account) AS loud FROM records WHERE id <> 3"',
+        batch="max_records = 70",
+    )
+    s.drain(path)
+    found = dict(frame(s, kind).select("id", "loud").rows())
+    assert found == {n: "TRY-3" for n in range(50) if n not in (3, 7)}
+    assert str(audited(s, path).verdict) == "held"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_redrive(scenario: Make, kind: str) -> None:
+    s = scenario(partitions=1)
+    late = json.dumps({"id": 10, "account": "late", "extra": 1}).encode()
+    s.produce([payment(0), late, b"{", payment(3)])
+    path = s.file(sink=sink(s, kind))
+    s.drain(path)
+    path = s.file(sink=sink(s, kind), decode=f'format = "json"\nschema = "{SCHEMA}"\nunknown_fields = "ignore"')
+    pipeline = s.load(path)
+    assert redrive(pipeline, Selection(), lambda: session_spark(pipeline)) == Redriven(written=1, still_dead=1)
+    assert redrive(pipeline, Selection(), lambda: session_spark(pipeline)) == Redriven(still_dead=1)
+    assert ids(s, kind) == {0: 1, 3: 1, 10: 1}
+    assert totals(s, path) == Counts(4, 3, 1)
+    assert frame(s, kind, "_dead_letters")["offset"].to_list() == [2]
+    assert str(audited(s, path).verdict) == "held"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("guarantee", "point", "expected"),
+    [
+        ("at-most-once", "after-claim", "lost"),
+        ("at-least-once", "after-write", "duplicated"),
+        ("exactly-once", "after-claim-write", ""),
+        ("exactly-once", "mid-write", ""),
+    ],
+)
+def test_kill_9_between_the_acts(scenario: Make, kind: str, guarantee: str, point: str, expected: str) -> None:
+    s = scenario(partitions=2)
+    s.produce(payment(n) for n in range(6_000))
+    path = s.file(guarantee, sink=sink(s, kind))
+    done = s.run(path, **{VARIABLE: f"{point}:1:run:{s.folder}"})
+    assert done.returncode == -9, done.stderr
+    assert (s.folder / f"fired-{point}").exists()
+    s.drain(path)
+    found = ids(s, kind)
+    assert bool(set(range(6_000)) - set(found)) == (expected == "lost")
+    assert any(count > 1 for count in found.values()) == (expected == "duplicated")
+    report = audited(s, path)
+    assert str(report.verdict) == "held"
+    assert {str(finding.kind) for finding in report.findings} - {"ledger-behind"} == ({expected} if expected else set())
