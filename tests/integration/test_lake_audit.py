@@ -14,7 +14,7 @@ from tests.integration.test_lake import EVERY, every
 from avow.audit.compare import Compared
 from avow.audit.partition import Job, Scope, compare_partition
 from avow.audit.table import open_reading
-from avow.engines.spark import _REPORT, _decode_and_write_task
+from avow.engines.spark import _REPORT, _reported
 from avow.engines.task import Work, commit_staged, decoded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, OffsetRange
@@ -107,7 +107,7 @@ def test_what_a_spark_task_reports_is_what_the_driver_commits(b: Bench) -> None:
         planned = OffsetRange(TOPIC, 0, 0, 3)
         work = Work(pipeline, run.number, 0, {WHERE: planned}, run.store.brief())
         made = batch([record(0), b"bad", record(2)], 0, 0, [None] * 3)
-        (report,) = _decode_and_write_task(iter([made]), work)
+        report = _reported(WHERE, work, decoded(lambda _: iter([made]), pipeline))
         assert report.schema == _REPORT
         told = pa.Table.from_batches([report]).to_pylist()[0]
         assert (told["topic"], told["partition"], told["stop"]) == (TOPIC, 0, None)
