@@ -93,7 +93,7 @@ class DeltaFormat:
             yield
         except (DeltaError, OSError) as error:
             raise SinkError(
-                f"table {self.shown} {what}: {_first_line(error)}",
+                f"table {self.shown} {what}: {_words(error)}",
                 advice="Check sink.path, its rights and its room, and sink.options.",
             ) from error
 
@@ -161,9 +161,9 @@ class DeltaFormat:
         try:
             yield
         except CommitFailedError as error:
-            raise Conflict(_first_line(error)) from error
+            raise Conflict(_words(error)) from error
         except DeltaError as error:
-            raise SinkError(f"table {self.shown} did not take a commit: {_first_line(error)}") from error
+            raise SinkError(f"table {self.shown} did not take a commit: {_words(error)}") from error
         with self._errors("cannot be read"):
             self._at.update_incremental()
 
@@ -388,8 +388,9 @@ def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
     return numbers
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+def _words(error: BaseException) -> str:
+    """What the library said, on one line: the cause stands at its end."""
+    return " ".join(str(error).split())[:400] or type(error).__name__
 
 
 def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
