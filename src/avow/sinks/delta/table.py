@@ -6,6 +6,7 @@ Owns: how files, ledger and refusals look in Delta's log. Must not know: the led
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ class DeltaFormat:
             yield
         except CommitFailedError as error:
             raise Conflict(_words(error)) from error
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             raise SinkError(f"table {self.shown} did not take a commit: {_words(error)}") from error
         with self._errors("cannot be read"):
             self._at.update_incremental()
@@ -389,8 +390,9 @@ def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
 
 
 def _words(error: BaseException) -> str:
-    """What the library said, on one line: the cause stands at its end."""
-    return " ".join(str(error).split())[:400] or type(error).__name__
+    """What the library said, on one line and without its colours: the cause stands at the end."""
+    plain = re.sub(r"\x1b\[\d*m|↳", " ", str(error))
+    return " ".join(plain.split())[:400] or type(error).__name__
 
 
 def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
