@@ -6,6 +6,7 @@ Owns: how files, ledger and refusals look in Delta's log. Must not know: the led
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ class DeltaFormat:
             yield
         except (DeltaError, OSError) as error:
             raise SinkError(
-                f"table {self.shown} {what}: {_first_line(error)}",
+                f"table {self.shown} {what}: {_words(error)}",
                 advice="Check sink.path, its rights and its room, and sink.options.",
             ) from error
 
@@ -161,9 +162,9 @@ class DeltaFormat:
         try:
             yield
         except CommitFailedError as error:
-            raise Conflict(_first_line(error)) from error
-        except DeltaError as error:
-            raise SinkError(f"table {self.shown} did not take a commit: {_first_line(error)}") from error
+            raise Conflict(_words(error)) from error
+        except (DeltaError, OSError) as error:
+            raise SinkError(f"table {self.shown} did not take a commit: {_words(error)}") from error
         with self._errors("cannot be read"):
             self._at.update_incremental()
 
@@ -388,8 +389,10 @@ def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
     return numbers
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+def _words(error: BaseException) -> str:
+    """What the library said, on one line and without its colours: the cause stands at the end."""
+    plain = re.sub(r"\x1b\[\d*m|↳", " ", str(error))
+    return " ".join(plain.split())[:400] or type(error).__name__
 
 
 def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
