@@ -59,7 +59,10 @@ def _below(value: Any) -> Any:
 def _above(value: Any) -> Any:
     match value:
         case str():
-            return value if len(value) <= TEXT_CHARS_MAX else value[:TEXT_CHARS_MAX] + _ABOVE_ALL
+            if len(value) <= TEXT_CHARS_MAX:
+                return value
+            # Nothing that is short sorts behind the highest character of all.
+            return None if value[TEXT_CHARS_MAX] == _ABOVE_ALL else value[:TEXT_CHARS_MAX] + _ABOVE_ALL
         case datetime():
             down = value - timedelta(microseconds=value.microsecond % 1_000)
             if down == value:
