@@ -223,8 +223,9 @@ class InTopic(NamedTuple):
         return [_origin(message) for message in read_messages(self.bootstrap, self.topic)]
 
     def dead(self) -> list[tuple[int, int]]:
+        # Beside letters, which have headers, the topic says which partitions were begun.
         letters = read_messages(self.bootstrap, f"{self.pipeline}.dead-letters")
-        return [_origin(letter) for letter in letters if letter.value() is not None]
+        return [_origin(letter) for letter in letters if letter.value() is not None and letter.headers()]
 
 
 def _origin(message: Message) -> tuple[int, int]:
