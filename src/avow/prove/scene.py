@@ -59,6 +59,7 @@ class Scene:
         self._env: dict[str, str] = {}  # the newest driver's
         self._connection: psycopg.Connection | None = None
         self._asking = threading.Lock()
+        self._positions: dict[int, int] = {}  # in a group, as last seen
 
     def enter(self, cell: Cell, note: Callable[[str], None]) -> None:
         """The next cell begins."""
@@ -157,7 +158,10 @@ class Scene:
 
     def positions(self) -> dict[int, int]:
         if self.cell.sink == "kafka":
-            return {number: offset for number, (offset, _) in self.site.committed(self.name, self.topic).items()}
+            found = {number: offset for number, (offset, _) in self.site.committed(self.name, self.topic).items()}
+            # With a topic Kafka deletes its positions: then the last ones that were seen are what is known.
+            self._positions = found or self._positions
+            return self._positions
         query = sql.SQL("SELECT partition, position FROM avow.ledger WHERE pipeline = {}")
         return dict(self._asked(query.format(sql.Literal(self.name))) or [])
 
