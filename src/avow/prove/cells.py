@@ -119,7 +119,7 @@ _FAULTS = (
     _fault(
         16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=BOTH, only=_POSTGRES
     ),
-    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="needs a lake sink, not built yet"),
+    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="lakes are not played yet"),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
     _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True),
