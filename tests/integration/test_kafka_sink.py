@@ -36,7 +36,8 @@ def stage(cluster: Cluster, tmp_path: Path, make_topic: Callable[..., str]) -> M
     def make(partitions: int = 1, out_partitions: int = 3, **config: str) -> Stage:
         target = f"o-{uuid4().hex[:12]}"
         admin = metadata.admin(cluster.bootstrap)
-        config = {name.replace("_", "."): value for name, value in config.items()}
+        # Records keep their timestamps, and the tests' are old: retention would take them at its next round.
+        config = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
         admin.create_topics([NewTopic(target, out_partitions, config=config)], operation_timeout=30)[target].result()
         return Stage(cluster.bootstrap, tmp_path, f"p-{uuid4().hex[:10]}", make_topic(partitions), target)
 
