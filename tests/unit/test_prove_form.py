@@ -78,3 +78,11 @@ def test_toml_as_written_is_read_back() -> None:
 
 def test_there_is_a_cell_for_every_fault() -> None:
     assert {cell.fault.name for cell in matrix()} == FAULTS.keys()
+
+
+def test_a_sink_that_is_not_played_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lake.toml"
+    text = EXAMPLE.read_text()
+    path.write_text(f'{text[: text.index("[sink]")]}[sink]\nkind = "delta"\npath = "{tmp_path}/lake"\n')
+    with pytest.raises(ConfigError, match=r"sink\.kind: a proof cannot be made into delta yet"):
+        Own(path, load_checked(path, ENV))

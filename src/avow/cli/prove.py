@@ -18,7 +18,7 @@ from avow.errors import ConfigError
 from avow.guarantee import Guarantee
 from avow.plan import load_checked
 from avow.prove import history, report
-from avow.prove.cells import ENGINES, FAULTS, Cell, Verdict, matrix, quick
+from avow.prove.cells import ENGINES, FAULTS, PLAYED, Cell, Verdict, matrix, quick
 from avow.sinks import SINKS
 
 if TYPE_CHECKING:  # they bring Spark with them, which `--list` need not wait for
@@ -34,7 +34,7 @@ COLOURS = {
     Verdict.UNKNOWN: "yellow",
     Verdict.NOT_RUN: "dim",
 }
-MODES = tuple(dict.fromkeys(mode for sink in SINKS.values() for mode in sink.offers))
+MODES = tuple(dict.fromkeys(mode for kind in PLAYED for mode in SINKS[kind].offers))
 
 
 @click.command(
@@ -48,7 +48,7 @@ MODES = tuple(dict.fromkeys(mode for sink in SINKS.values() for mode in sink.off
 )
 @click.option("--fault", "faults", multiple=True, type=click.Choice(list(FAULTS)), metavar="NAME", help="See --list.")
 @click.option("--guarantee", "guarantees", multiple=True, type=click.Choice([str(word) for word in Guarantee]))
-@click.option("--sink", "sinks", multiple=True, type=click.Choice(list(SINKS)))
+@click.option("--sink", "sinks", multiple=True, type=click.Choice(PLAYED))
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES))
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)))
 @click.option(

@@ -17,7 +17,7 @@ from typing import Any
 
 from avow.errors import ConfigError
 from avow.prove import check
-from avow.prove.cells import ENGINES, Cell
+from avow.prove.cells import ENGINES, PLAYED, Cell
 from avow.prove.check import Row, Sent, Stored, checksum
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import Kafka, Pipeline
@@ -97,6 +97,11 @@ class Own(Form):
         if pipeline.transform is not None:
             self.left_to_audit = (
                 "the transform decides how many rows a record gives; lost and duplicated are the audit's"
+            )
+        if pipeline.sink.kind not in PLAYED:
+            raise ConfigError(
+                f"sink.kind: a proof cannot be made into {pipeline.sink.kind} yet",
+                advice=f"Prove the pipeline into one of {', '.join(PLAYED)}; `avow audit` knows every sink.",
             )
         self._refuse_keys()
         if isinstance(pipeline.sink, Kafka) and (pipeline.sink.routed_by or not pipeline.sink.origin):
