@@ -46,7 +46,7 @@ def prove(*options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "avow", "prove", *options],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
         env={**os.environ, **elsewhere},
     )
