@@ -31,15 +31,20 @@ GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 Make = Callable[..., Stage]
 
 
+# The tests' records have old timestamps, and sinks keep them: retention would take them at its next round.
+KEPT = {"retention.ms": "-1"}
+
+
 @pytest.fixture
 def stage(cluster: Cluster, tmp_path: Path, make_topic: Callable[..., str]) -> Make:
     def make(partitions: int = 1, out_partitions: int = 3, **config: str) -> Stage:
         target = f"o-{uuid4().hex[:12]}"
         admin = metadata.admin(cluster.bootstrap)
-        # Records keep their timestamps, and the tests' are old: retention would take them at its next round.
-        config = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
+        config = KEPT | {name.replace("_", "."): value for name, value in config.items()}
         admin.create_topics([NewTopic(target, out_partitions, config=config)], operation_timeout=30)[target].result()
-        return Stage(cluster.bootstrap, tmp_path, f"p-{uuid4().hex[:10]}", make_topic(partitions), target)
+        return Stage(
+            cluster.bootstrap, tmp_path, f"p-{uuid4().hex[:10]}", make_topic(partitions, retention_ms="-1"), target
+        )
 
     return make
 
@@ -292,7 +297,7 @@ def test_a_record_of_twenty_megabytes(stage: Make, cluster: Cluster) -> None:
     s = stage(max_message_bytes="30000000")
     admin = metadata.admin(cluster.bootstrap)
     name = f"t-{uuid4().hex[:12]}"
-    admin.create_topics([NewTopic(name, 1, config={"max.message.bytes": "30000000"})])[name].result()
+    admin.create_topics([NewTopic(name, 1, config=KEPT | {"max.message.bytes": "30000000"})])[name].result()
     s.source = name
     given = [b"small", os.urandom(20_000_000), b"small too"]
     s.produce(given)
@@ -466,7 +471,7 @@ def test_a_position_that_kafka_forgot_is_not_begun_anew(stage: Make, cluster: Cl
     # With the topic its positions go too, at once.
     admin.delete_topics([s.source], operation_timeout=30)[s.source].result()
     time.sleep(1)
-    admin.create_topics([NewTopic(s.source, 1)], operation_timeout=30)[s.source].result()
+    admin.create_topics([NewTopic(s.source, 1, config=KEPT)], operation_timeout=30)[s.source].result()
     with pytest.raises(TopicRecreated):
         s.started(pipeline)
     assert origins(s.out()) == list(range(10))
