@@ -98,13 +98,16 @@ def others(b: Bench) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("what", ["optimize", "delete", "add column", "set property", "clean-up", "vacuum", "expire"])
-def test_others_between_two_batches_and_before_a_commit(b: Bench, what: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("delta", what) for what in ("optimize", "delete", "add column", "set property", "clean-up", "vacuum")]
+    + [("iceberg", what) for what in ("delete", "add column", "set property", "expire")],
+)
+def test_others_between_two_batches_and_before_a_commit(bench: Make, kind: str, what: str) -> None:
+    b = bench(kind)
     with b.run(partitions=1) as run:
         for number in range(4):
             run.deliver({0: [record(number)]})
-        if what not in others(b):
-            pytest.skip(f"{b.kind} has no {what}")
         work, staged = run.stage({0: [record(4)]})
         others(b)[what]()  # behind the back of our handle
         run.commit(work, staged)

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.audit.compare import NONE
-from avow.audit.findings import Finding, Offsets
+from avow.audit.findings import Offsets
 from avow.audit.judge import Known
+from avow.audit.table import TableReading
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
@@ -29,7 +30,7 @@ from avow.sinks.lake.redrive import there
 from avow.sinks.lake.table import Chosen, LakeTable
 
 
-class LakeReading:
+class LakeReading(TableReading):
     def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, Lake)
         self._sink = pipeline.sink
@@ -102,18 +103,6 @@ class LakeReading:
             found = self._rows.rows(columns, chosen)
             if found.num_rows:
                 yield from found.sort_by(offset).combine_chunks().to_batches()
-
-    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
-        return (*payload, *self._sink.lineage)
-
-    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
-        return due
-
-    def order_findings(self) -> Iterator[Finding]:
-        return iter(())  # a table has no order
-
-    def notes(self) -> Iterator[str]:
-        return iter(())
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002 - nested values stay nested
         return frozenset()

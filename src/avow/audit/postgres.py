@@ -13,8 +13,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from avow.audit.findings import Finding, Offsets
+from avow.audit.findings import Offsets
 from avow.audit.judge import Known
+from avow.audit.table import TableReading
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.schema import Array, Field, Map, Struct
@@ -23,8 +24,10 @@ from avow.sinks.postgres.session import Session, as_sink_error, literal, name
 from avow.sinks.postgres.tables import full_name
 
 
-class PostgresReading(Session):
+class PostgresReading(TableReading, Session):
     """A connection that sees one moment of the database: its own, or one that another exported."""
+
+    _sink: Postgres
 
     def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, Postgres)
@@ -110,18 +113,6 @@ class PostgresReading(Session):
         )
         with as_sink_error("cannot read the sink"), self.reader(query) as reader:
             yield from reader
-
-    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
-        return (*payload, *self._sink.lineage)
-
-    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
-        return due
-
-    def order_findings(self) -> Iterator[Finding]:
-        return iter(())  # a table has no order
-
-    def notes(self) -> Iterator[str]:
-        return iter(())
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
         return frozenset(

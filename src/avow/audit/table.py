@@ -19,7 +19,7 @@ from avow.audit.findings import Finding, Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Delta, Iceberg, Kafka, Pipeline, Postgres
+from avow.settings import Delta, Iceberg, Kafka, Pipeline, Postgres, Sink
 
 
 class Reading(Protocol):
@@ -62,6 +62,24 @@ class Reading(Protocol):
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
         """The columns that the sink keeps as JSON: compared by what they say, not by how it is spelled."""
+
+
+class TableReading:
+    """What is the same of every sink that is a table: rows are kept as they were made, and have no order."""
+
+    _sink: Sink
+
+    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
+        return (*payload, *self._sink.lineage)
+
+    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
+        return due
+
+    def order_findings(self) -> Iterator[Finding]:
+        return iter(())
+
+    def notes(self) -> Iterator[str]:
+        return iter(())
 
 
 def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:

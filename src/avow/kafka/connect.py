@@ -1,7 +1,8 @@
 """Clients of Kafka, made from the pipeline's settings, and what they say made fit to be shown.
 
 Owns: the settings that all clients have in common, and that no value of the environment or of a setting is shown. Must
-not know: what a client is used for. Its neighbours are ``log`` and ``reader``.
+not know: what a client is used for. Its neighbours are ``log``,
+``reader`` and the Kafka sink.
 """
 
 from __future__ import annotations
@@ -20,25 +21,29 @@ from avow.settings import Source, revealed
 
 
 def settings_of(source: Source) -> dict[str, Any]:
-    given = revealed(source.kafka)
-    settings: dict[str, Any] = {"bootstrap.servers": source.brokers}
+    return settings_at(source.brokers, revealed(source.kafka))
+
+
+def settings_at(brokers: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """What a client of a cluster has, with the user's own settings."""
+    settings: dict[str, Any] = {"bootstrap.servers": brokers}
     if not any(name.startswith("reconnect.backoff.") for name in given):
         # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
         settings["reconnect.backoff.max.ms"] = 250
-    return settings | given
+    return {**settings, **given}
 
 
-Client = TypeVar("Client", AdminClient, client.Consumer)
+Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 
 
-def made(kind: type[Client], settings: dict[str, Any], source: Source) -> Client:
-    """A client with these settings. What it does not take of the user's is a ``ConfigError`` that names it."""
+def made(kind: type[Client], settings: dict[str, Any], given: Mapping[str, str], key: str = "source.kafka") -> Client:
+    """A client with these settings. What it does not take of the user's own (``given``, which the file has under
+    ``key``) is a ``ConfigError`` that names it."""
     try:
         return kind(settings, logger=QUIET)
     except (KafkaException, TypeError, ValueError, AttributeError) as error:
-        given = revealed(source.kafka)
         text = _complaint(error)
-        keys = [f"source.kafka.{name}" for name in _culprits(given, text)] or ["source.kafka"]
+        keys = [f"{key}.{name}" for name in _culprits(given, text)] or [key]
         # Not "from error": librdkafka quotes values.
         raise ConfigError(
             f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {strike(given.values(), text)}",

@@ -142,7 +142,7 @@ class Log:
         self._troubles: deque[KafkaError] = deque(maxlen=100)
         troubles = self._troubles  # not self: the admin client ends with its last reference, and it holds this
         self._settings = settings_of(source) | {"error_cb": troubles.append}
-        self._admin = made(AdminClient, self._settings, source)
+        self._admin = made(AdminClient, self._settings, revealed(source.kafka))
         self._readers: dict[str, client.Consumer] = {}  # by isolation level
 
     def __enter__(self) -> Self:
@@ -159,7 +159,7 @@ class Log:
 
     def _renew(self) -> None:
         self.close()
-        self._admin = made(AdminClient, self._settings, self._source)
+        self._admin = made(AdminClient, self._settings, revealed(self._source.kafka))
 
     @property
     def admin(self) -> AdminClient:
@@ -383,7 +383,7 @@ class Log:
                 "fetch.wait.max.ms": 50,
                 "fetch.queue.backoff.ms": 10,  # else so small a queue, once full, rests for a second
             }
-            self._readers[isolation] = made(client.Consumer, self._settings | own, self._source)
+            self._readers[isolation] = made(client.Consumer, self._settings | own, revealed(self._source.kafka))
         return self._readers[isolation]
 
     # What the group is told

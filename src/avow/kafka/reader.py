@@ -81,7 +81,7 @@ class Reader:
         self._silence_s = silence_s
         # librdkafka wants a group; nothing is committed to it from here.
         settings = settings_of(source) | FETCH | revealed(source.kafka) | FIXED | {"group.id": group}
-        self._consumer = made(client.Consumer, settings, source)
+        self._consumer = made(client.Consumer, settings, revealed(source.kafka))
 
     def close(self) -> None:
         self._consumer.close()

@@ -126,7 +126,7 @@ class DriverSink(Protocol):
         """Write first positions, before anything is read from them. One that is there already stays."""
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:
-        """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
+        """Claim a range that no task will claim: it was given up to retention."""
 
     def brief(self) -> bytes:
         """What the tasks must know of the sink beside the pipeline. Asked after ``prepare_table``."""

@@ -19,16 +19,16 @@ import pyarrow.compute as pc
 _TO_ESCAPE = r'[\x00-\x1f"\\]'
 
 
-def text(value: Any, type_: pa.DataType) -> str:
+def value_text(value: Any, type_: pa.DataType) -> str:
     """One value."""
     if value is None:
         return "null"
     if pa.types.is_list(type_):
-        return "[" + ",".join(text(item, type_.value_type) for item in value) + "]"
+        return "[" + ",".join(value_text(item, type_.value_type) for item in value) + "]"
     if pa.types.is_map(type_):
-        return "{" + ",".join(f"{json.dumps(k)}:{text(v, type_.item_type)}" for k, v in value) + "}"
+        return "{" + ",".join(f"{json.dumps(k)}:{value_text(v, type_.item_type)}" for k, v in value) + "}"
     if pa.types.is_struct(type_):
-        members = (f"{json.dumps(f.name)}:{text(value[f.name], f.type)}" for f in type_.fields)
+        members = (f"{json.dumps(f.name)}:{value_text(value[f.name], f.type)}" for f in type_.fields)
         return "{" + ",".join(members) + "}"
     if pa.types.is_binary(type_):
         return json.dumps(base64.b64encode(value).decode())
@@ -63,13 +63,13 @@ def _column(column: pa.Array) -> pa.Array:
     type_ = column.type
     if pa.types.is_string(type_):
         if pc.any(pc.match_substring_regex(column, _TO_ESCAPE)).as_py():
-            return pa.array([text(value, type_) for value in column.to_pylist()], pa.string())
+            return pa.array([value_text(value, type_) for value in column.to_pylist()], pa.string())
         spelled = pc.binary_join_element_wise('"', column, '"', "")
     elif pa.types.is_timestamp(type_):
         zone = "Z" if type_.tz else ""
         spelled = pc.strftime(column.cast(pa.timestamp("us", type_.tz)), format=f'"%Y-%m-%dT%H:%M:%S{zone}"')
     elif pa.types.is_nested(type_) or pa.types.is_binary(type_) or pa.types.is_date(type_):
-        return pa.array([text(value, type_) for value in column.to_pylist()], pa.string())
+        return pa.array([value_text(value, type_) for value in column.to_pylist()], pa.string())
     else:
         spelled = column.cast(pa.string())
     return pc.fill_null(spelled, "null")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -33,14 +33,15 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError
+from avow.kafka.connect import made, settings_at, settings_of
 from avow.kafka.log import TopicPartition
-from avow.kafka.metadata import QUIET
 from avow.settings import Kafka, Pipeline, revealed
 from avow.sinks.kafka import entries
 from avow.sinks.kafka.entries import Kept
 
 Answer = TypeVar("Answer")
-Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
+
+KEY = "sink.kafka"  # where the file has the settings that a client may complain of
 
 # Of one request to the cluster: long enough for a coordinator or a leader to be replaced.
 PATIENCE_S = 60.0
@@ -127,13 +128,13 @@ class Clients:
     def __init__(self, pipeline: Pipeline) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self.group = pipeline.name
-        source = {"bootstrap.servers": pipeline.source.brokers} | revealed(pipeline.source.kafka)
-        own = revealed(pipeline.sink.kafka)
-        self._ledger_settings = _base(source)
+        source, own = revealed(pipeline.source.kafka), revealed(pipeline.sink.kafka)
+        self._ledger_settings = settings_of(pipeline.source)
         # On its own cluster the output has settings of its own; on the source's, what it does not say is the same.
         self.elsewhere = pipeline.elsewhere
-        there = {"bootstrap.servers": str(pipeline.sink.brokers)} if self.elsewhere else source
-        self._output_settings = _base(there | own)
+        brokers = str(pipeline.sink.brokers) if self.elsewhere else pipeline.source.brokers
+        self._output_settings = settings_at(brokers, own if self.elsewhere else source | own)
+        self._given = source | own
         self.timeout_ms = int(own.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
         self._producing: OrderedDict[TopicPartition, Producing] = OrderedDict()
         self._plain: client.Producer | None = None
@@ -157,10 +158,10 @@ class Clients:
             # Else the first request to a coordinator waits half a second for its connection.
             "enable.sparse.connections": "false",
         }
-        made = _made(client.Producer, PRODUCING | self._sizes() | settings | own)
+        producer = made(client.Producer, PRODUCING | self._sizes() | settings | own, self._given, KEY)
         with as_ours(f"the fencing of other writers of {where}"):
-            made.init_transactions(PATIENCE_S)
-        self._producing[where] = Producing(made, self._kept(where))
+            producer.init_transactions(PATIENCE_S)
+        self._producing[where] = Producing(producer, self._kept(where))
         return self._producing[where]
 
     def begun(self, where: TopicPartition) -> Producing:
@@ -197,7 +198,9 @@ class Clients:
                 "delivery.report.only.error": True,
                 "on_delivery": lambda error, _: failed.append(error),
             }
-            self._plain = _made(client.Producer, PRODUCING | self._sizes() | self._output_settings | own)
+            self._plain = made(
+                client.Producer, PRODUCING | self._sizes() | self._output_settings | own, self._given, KEY
+            )
         return self._plain
 
     def flush_plain(self) -> None:
@@ -234,7 +237,7 @@ class Clients:
                 # With this the cluster answers only when no open transaction is about to change the offset.
                 "isolation.level": "read_committed",
             }
-            self._group_reader = _made(client.Consumer, self._ledger_settings | own)
+            self._group_reader = made(client.Consumer, self._ledger_settings | own, self._given, KEY)
         return self._group_reader
 
     def _kept(self, where: TopicPartition) -> Kept | None:
@@ -285,7 +288,9 @@ class Clients:
         The client is kept for the next question. One that failed is not: librdkafka's may go on asking a dead broker.
         """
         if ledger not in self._admins:
-            self._admins[ledger] = _made(AdminClient, self._ledger_settings if ledger else self._output_settings)
+            self._admins[ledger] = made(
+                AdminClient, self._ledger_settings if ledger else self._output_settings, self._given, KEY
+            )
         news_by = time.monotonic() + NEWS_S
         try:
             with as_ours(what):
@@ -309,7 +314,7 @@ class Clients:
             "isolation.level": "read_committed",
             "enable.partition.eof": "true",
         }
-        return _made(client.Consumer, self._output_settings | own)
+        return made(client.Consumer, self._output_settings | own, self._given, KEY)
 
     def settled_ends(self, topic: str) -> dict[int, int]:
         """Where the partitions of an output topic end, once every transaction has ended that was open below. Empty if
@@ -365,25 +370,6 @@ def _ends(admin: AdminClient, topic: str, partitions: Iterable[int], level: Isol
         request_timeout=PATIENCE_S,
     )
     return {where.partition: answer.result(PATIENCE_S).offset for where, answer in asked.items()}
-
-
-def _base(given: Mapping[str, str]) -> dict[str, str]:
-    # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
-    return {"reconnect.backoff.max.ms": "250"} | dict(given)
-
-
-def _made(kind: type[Client], settings: dict[str, Any]) -> Client:
-    """A client with these settings. Its complaint is shown without values: one may be a secret."""
-    try:
-        return kind(settings, logger=QUIET)
-    except (KafkaException, TypeError, ValueError) as error:
-        text = str(error)
-        for value in sorted(map(str, settings.values()), key=len, reverse=True):
-            text = text.replace(value, "***") if len(value) > 2 else text
-        raise ConfigError(
-            f"sink.kafka: librdkafka, Kafka's C client, says: {text}",
-            advice="Client settings are spelled as librdkafka spells them; some of Java's are not among them.",
-        ) from None
 
 
 _kept: dict[tuple[object, ...], Clients] = {}

@@ -6,12 +6,10 @@ Owns: the mapping from our types to PostgreSQL's. Must not know: the ledger. Nei
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from adbc_driver_manager import Error as DatabaseError
@@ -19,6 +17,7 @@ from adbc_driver_manager import Error as DatabaseError
 from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN, Postgres, Table
+from avow.sinks.json import value_text
 from avow.sinks.postgres.session import Session, message, name
 
 _TYPES = {
@@ -172,7 +171,7 @@ def _encode(array: pa.Array) -> pa.Array:
     if pa.types.is_int8(array.type):
         return array.cast(pa.int16())
     if pa.types.is_nested(array.type):
-        texts = [None if value is None else _json(value, array.type) for value in array.to_pylist()]
+        texts = [None if value is None else value_text(value, array.type) for value in array.to_pylist()]
         return pa.array(texts, pa.string()).cast(pa.json_())
     return array
 
@@ -180,23 +179,3 @@ def _encode(array: pa.Array) -> pa.Array:
 def json_text(array: pa.Array) -> pa.Array:
     """A column of JSON text as PostgreSQL's jsonb takes it."""
     return array.cast(pa.json_())
-
-
-def _json(value: Any, type_: pa.DataType) -> str:
-    """JSON of a nested value, exact: decimals keep their digits, bytes are base64, times are RFC 3339."""
-    if value is None:
-        return "null"
-    if pa.types.is_list(type_):
-        return "[" + ",".join(_json(item, type_.value_type) for item in value) + "]"
-    if pa.types.is_map(type_):
-        return "{" + ",".join(f"{json.dumps(k)}:{_json(v, type_.item_type)}" for k, v in value) + "}"
-    if pa.types.is_struct(type_):
-        members = (f"{json.dumps(f.name)}:{_json(value[f.name], f.type)}" for f in type_.fields)
-        return "{" + ",".join(members) + "}"
-    if pa.types.is_binary(type_):
-        return json.dumps(base64.b64encode(value).decode())
-    if pa.types.is_decimal(type_):
-        return str(value)
-    if pa.types.is_temporal(type_):
-        return json.dumps(value.isoformat())
-    return json.dumps(value, ensure_ascii=False)
