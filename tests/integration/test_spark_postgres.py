@@ -398,8 +398,9 @@ def test_the_class_archive_is_really_used(scenario: Make) -> None:
         p for p in psutil.Process().children(recursive=True) if "org.apache.spark.deploy.SparkSubmit" in p.cmdline()
     )
     command = driver.cmdline()
-    again = [*command[: command.index("org.apache.spark.deploy.SparkSubmit") + 1], "--version"]
-    told = subprocess.run([again[0], "-Xlog:class+load", *again[1:]], capture_output=True, text=True, check=True).stdout
+    main = command.index("org.apache.spark.deploy.SparkSubmit")
+    again = [*command[:main], "-Xlog:class+load", command[main], "--version"]
+    told = subprocess.run(again, capture_output=True, text=True, check=True).stdout
     from_archive = told.count("source: shared objects file (top)")
     assert from_archive > 100, f"{from_archive} classes came from {spark.archive()}"
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from avow.engines.session import spark_settings
+from avow.engines.session import JAVA, JAVA_SHORT, spark_settings
+from avow.local import java
+from avow.local import spark as local_spark
 from avow.plan import load_checked
 
 FILE = Path(__file__).parents[2] / "examples" / "payments.toml"
@@ -55,6 +57,29 @@ def test_the_driver_is_quiet_and_quick_whatever_the_master(tmp_path: Path, maste
     assert f"-XX:SharedArchiveFile={kept}" in found["spark.driver.extraJavaOptions"]
     assert "log4j2.configurationFile" in found["spark.driver.extraJavaOptions"]
     assert found["spark.driver.extraClassPath"] == "/a.jar:/b.jar", "an archive holds what is on the class path"
+
+
+@pytest.mark.parametrize("options", [JAVA, JAVA_SHORT])
+def test_what_the_drivers_jvm_warns_of_is_not_on_our_standard_output(options: str) -> None:
+    """Of an archive that does not fit, say, in the middle of an answer in JSON. Here: of a log that does not exist."""
+    command = [str(java.find().path), *options.split(), "-Xlog:gc+cds+age=info", "-version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "warning" in told.stderr
+    assert told.stdout == ""
+
+
+def test_an_archive_of_other_jars_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that was made again, at the same place and of the same versions, has jars with other times."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jar = tmp_path / "a.jar"
+    jar.write_bytes(b"a jar")
+    monkeypatch.setattr(local_spark, "_class_path", lambda: [jar])
+    made = local_spark._archive_path()
+    made.parent.mkdir()
+    made.touch()
+    assert local_spark.archive() == made
+    os.utime(jar, (1, 1))
+    assert local_spark.archive() is None
 
 
 def test_a_failpoint_reaches_executors_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

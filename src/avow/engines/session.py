@@ -40,8 +40,10 @@ EXECUTORS_EXPECTED_S = 15
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 # Java options of the driver: quiet, and for a short run, quick to start. The optimising compiler costs seconds at the
-# start, and gives them back to a run that goes on for long, or to a query over a million records or so.
-_QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+# start, and gives them back to a run that goes on for long, or to a query over a million records or so. What the JVM
+# itself warns of goes to Spark's log: its standard output is ours, and there are answers for machines on it.
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+_QUIET = f"-Xlog:disable -Xlog:all=warning:stderr -Dlog4j2.configurationFile={_LOG4J}"
 JAVA = f"{_QUIET} -XX:+UseParallelGC"
 JAVA_SHORT = f"{_QUIET} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 

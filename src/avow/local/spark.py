@@ -1,10 +1,10 @@
 """A Spark session on this machine's jars, and the class archive that lets its JVM start in half the time.
 
 Half of a short run is Spark's JVM loading and checking the same fifteen thousand classes as the last time. Java can
-keep them ready in a file (a class-data archive). It depends on the Java and on the jars, which its name tells, so an
-upgrade leaves the old one unused; the JVM itself checks it again and does without if anything differs. ``avow setup``
-makes it; a run uses it if it is there, and never makes it by itself: where nothing is kept from one start to the next
-(a container), making it would cost every start more than it gives.
+keep them ready in a file (a class-data archive). It fits one Java and these very jars, with their times of change, and
+the JVM does without it if anything differs; so its name tells both, and one that fits no more is not offered and goes
+when the next is made. ``avow setup`` makes it; a run uses it if it is there, and never makes it by itself: where
+nothing is kept from one start to the next (a container), making it would cost every start more than it gives.
 """
 
 from __future__ import annotations
@@ -65,14 +65,23 @@ def make_archive() -> Path:
                 f"Spark's class archive could not be made:\n{log.read_text(errors='replace')[-2000:]}",
                 advice="Nothing needs it: runs only start slower. `avow doctor` checks Java.",
             )
+        for old in path.parent.glob(f"{path.name.rpartition('-')[0]}-*.jsa"):
+            old.unlink()
         made.replace(path)
     return path
 
 
 def _archive_path() -> Path:
+    """Two environments on one machine have an archive each; one environment made again has a new one."""
     found = java.find()
-    depends = [str(found.path), found.version, pyspark.__file__, pyspark.__version__, *map(str, _class_path())]
-    return cache() / f"spark-{hashlib.sha256(os.pathsep.join(depends).encode()).hexdigest()[:16]}.jsa"
+    spark = Path(pyspark.__file__).parent
+    looked = ((jar, jar.stat()) for jar in (*sorted((spark / "jars").glob("*.jar")), *_class_path()) if jar.exists())
+    fits = [str(found.path), found.version, *(f"{jar} {seen.st_size} {seen.st_mtime_ns}" for jar, seen in looked)]
+    return cache() / f"spark-{_hash(str(spark))}-{_hash(os.pathsep.join(fits))}.jsa"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _class_path() -> list[Path]:
