@@ -1,7 +1,8 @@
 """Does cost grow with size? Exactly-once over ever more records, and into a full table: ``python -m bench.growth``.
 
-One topic that grows between the runs; each run drains all of it under a name of its own. Cost is judged without each
-run's first batch: starting up costs the same once, and would make small runs look dear.
+A topic of each size, drained in turns, each time under a name of its own and into a table of its own. Cost is judged
+without each run's first batch: starting up costs the same once, and would make small runs look dear. It is judged in
+yardsticks (see ``measure``), the median of the rounds; core-seconds as they were are shown beside it.
 
 Neighbours: ``contenders``, ``measure``.
 """
@@ -9,7 +10,8 @@ Neighbours: ``contenders``, ``measure``.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import statistics
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ class Verdict:
     what: str
     growth: float | None  # how much dearer a record is in a bigger run than in any smaller one; below 0: cheaper in all
     spread: float | None  # dearest over cheapest, less one, whichever was bigger
+    raw: float | None  # the same of core-seconds as they were
 
     @property
     def word(self) -> str:
@@ -84,48 +87,58 @@ def step(rig: Rig, topic: str, records: int, rows_before: int, max_records: int)
     return Step(records, rows_before, outcome)
 
 
-def grow(rig: Rig, sizes: list[int], rows_before: int, max_records: int, console: Console) -> list[Step]:
-    topic = rig.make_topic()
-    steps: list[Step] = []
-    produced = 0
+def grow(rig: Rig, sizes: list[int], rows_before: int, max_records: int, rounds: int, console: Console) -> list[Step]:
+    topics = {}
     for size in sizes:
-        with console.status(f"producing {size - produced:,} records"):
-            rig.produce(topic, range(produced, size))
-        produced = size
-        # The smallest goes into the full table too, so that only the table differs between the two.
-        for before in [0, rows_before] if size == sizes[0] and rows_before else [0]:
-            with console.status(f"{size:,} records, {before:,} rows before", refresh_per_second=1):
-                steps.append(step(rig, topic, size, before, max_records))
-            done = steps[-1]
-            told = escape(done.outcome.problem) or f"{done.steady.rows_per_s:,.0f} rows/s"
-            console.print(f"{done.name:40} {told}", highlight=False)
+        with console.status(f"producing {size:,} records"):
+            topics[size] = rig.make_topic()
+            rig.produce(topics[size], range(size))
+    # The smallest goes into the full table too, so that only the table differs between the two.
+    cases = [(sizes[0], rows_before)] * bool(rows_before) + [(size, 0) for size in sizes]
+    steps: list[Step] = []
+    for turn, (size, before) in itertools.product(range(rounds), cases):
+        with console.status(f"round {turn + 1}: {size:,} records, {before:,} rows before", refresh_per_second=1):
+            steps.append(step(rig, topics[size], size, before, max_records))
+        done = steps[-1]
+        told = escape(done.outcome.problem) or f"{done.steady.rows_per_s:,.0f} rows/s"
+        console.print(f"{done.name:40} {told}", highlight=False)
     return steps
 
 
 def verdicts(steps: list[Step]) -> list[Verdict]:
-    smallest = steps[0].records
+    smallest = min(step.records for step in steps)
     return [
-        _verdict("core-seconds per record, by number of records", [s for s in steps if not s.rows_before]),
-        _verdict("core-seconds per record, by rows before", [s for s in steps if s.records == smallest]),
+        _verdict("cost per record, by number of records", [s for s in steps if not s.rows_before]),
+        _verdict("cost per record, by rows before", [s for s in steps if s.records == smallest]),
     ]
 
 
 def _verdict(what: str, steps: list[Step]) -> Verdict:
     # Runs of one batch measure their start-up: there is nothing steady in them to compare.
-    costs = [s.steady.core_s_per_million() for s in steps if not s.outcome.problem and s.outcome.warm]
-    if len(costs) < max(2, len(steps)) or min(costs) <= 0:
-        return Verdict(what, None, None)
+    if any(s.outcome.problem or not s.outcome.warm for s in steps) or len(cases := by_case(steps)) < 2:
+        return Verdict(what, None, None, None)
+    costs = [statistics.median(s.steady.yardsticks_per_row() for s in case) for case in cases]
+    raw = [statistics.median(s.steady.core_s_per_million() for s in case) for case in cases]
     growth = max(bigger / smaller for smaller, bigger in itertools.combinations(costs, 2)) - 1
-    return Verdict(what, growth, max(costs) / min(costs) - 1)
+    return Verdict(what, growth, max(costs) / min(costs) - 1, max(raw) / min(raw) - 1)
+
+
+def by_case(steps: list[Step]) -> list[list[Step]]:
+    """The rounds of each number of records and rows before, smallest first."""
+    cases = sorted({(s.records, s.rows_before) for s in steps})
+    return [[s for s in steps if (s.records, s.rows_before) == case] for case in cases]
 
 
 def step_table(steps: list[Step]) -> Table:
-    table = Table(title="per million rows, after the first batch", caption="peak memory in each half of the draining")
+    table = Table(
+        title="after the first batch, per million rows; yardsticks per thousand",
+        caption="peak memory in each half of the draining",
+    )
     table.add_column("records")
-    cores = ("brokers", "JVM", "Python", "PostgreSQL", "together")
-    for name in ("seconds", *(f"core-s {core}" for core in cores), "JVM MB", "driver MB", "workers MB"):
+    cores = ("brokers", "JVM", "Python", "PG", "all")
+    for name in ("s", *cores, "yardstick ms", "yardsticks", "JVM MB", "driver MB", "workers MB"):
         table.add_column(name, justify="right")
-    for done in steps:
+    for done in itertools.chain.from_iterable(by_case(steps)):
         if done.outcome.problem:
             table.add_row(done.name, f"[red]{escape(done.outcome.problem)}[/]")
             continue
@@ -134,6 +147,8 @@ def step_table(steps: list[Step]) -> Table:
             done.name,
             f"{done.steady.seconds_per_million:.2f}",
             *(f"{done.steady.core_s_per_million(group):.2f}" for group in (*GROUPS, None)),
+            f"{done.steady.yardstick_s * 1e3:.2f}",
+            f"{done.steady.yardsticks_per_row() * 1e3:.2f}",
             *(f"{first[part]:,.0f}, {second[part]:,.0f}" for part in ("jvm", "driver", "workers")),
         )
     return table
@@ -149,18 +164,19 @@ def as_json(done: Step) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--sizes", default="1000000,4000000,16000000", show_default=True, help="Records, with commas.")
 @click.option("--rows-before", default=10_000_000, show_default=True, help="In the full table; 0 leaves it out.")
+@click.option("--rounds", default=3, show_default=True, help="Of all of them, in turns.")
 @click.option("--max-records", default=250_000, show_default=True, help="Of one batch.")
 @click.option("--results", default=measure.RESULTS, type=click.Path(path_type=Path), show_default=True)
-def main(sizes: str, rows_before: int, max_records: int, results: Path) -> None:
+def main(sizes: str, rows_before: int, rounds: int, max_records: int, results: Path) -> None:
     console = Console()
     where = measure.machine()
     with measure.rig(console) as rig:
-        steps = grow(rig, sorted(map(int, sizes.split(","))), rows_before, max_records, console)
+        steps = grow(rig, sorted(map(int, sizes.split(","))), rows_before, max_records, rounds, console)
     console.print(step_table(steps))
     found = verdicts(steps)
     for verdict in found:
         told = (
-            f"spread {verdict.spread:.1%} (growth {verdict.growth:+.1%})"
+            f"spread {verdict.spread:.1%} (growth {verdict.growth:+.1%}; of plain core-seconds {verdict.raw:.1%})"
             if verdict.spread is not None
             else "not measured"
         )
@@ -169,10 +185,7 @@ def main(sizes: str, rows_before: int, max_records: int, results: Path) -> None:
         "machine": where,
         "max_records": max_records,
         "steps": [as_json(done) for done in steps],
-        "verdicts": [
-            {"what": v.what, "growth": v.growth, "spread": v.spread, "target": FLAT_WITHIN, "verdict": v.word}
-            for v in found
-        ],
+        "verdicts": [asdict(v) | {"target": FLAT_WITHIN, "verdict": v.word} for v in found],
     }
     console.print(str(measure.save(results, "growth", result)), highlight=False)
 

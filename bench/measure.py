@@ -12,6 +12,9 @@ Brokers live through all runs: their CPU time is read as it is. PostgreSQL's mai
 so the sum over it and its living children is exact. A contender's processes are looked at every 0.2 s and the last
 look counts: what a process does between its last look and its end is missed.
 
+A core of a shared machine is not always the same core: the same loop may cost half as much again a minute later, with
+nothing else running here. So each look also times a loop of its own, the yardstick, and a cost can be told in these.
+
 Owns: the cluster, the samples. Must not know: who is compared with whom. Neighbour: ``contenders``.
 """
 
@@ -21,6 +24,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +52,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 SAMPLE_EVERY_S = 0.2
 PARTITIONS = 4
+YARDSTICK = 30_000  # additions: about 3 ms of each 200
 GROUPS = ("brokers", "jvm", "python", "postgres")
 BUSY_LOAD = 0.5
 
@@ -184,6 +189,7 @@ class Sample:
     at: float
     cpu_s: dict[str, float]  # by group, and "machine" for all that ran on it
     rss_mb: dict[str, float]  # jvm, driver (Python), workers (Python)
+    yardstick_s: float  # the CPU time of a loop that is always the same
 
 
 @dataclass(slots=True)
@@ -210,6 +216,10 @@ class Run:
         after = min((s for s in self.samples if s.at >= at), key=lambda s: s.at, default=self.samples[-1])
         share = (at - before.at) / (after.at - before.at) if after.at > before.at else 0.0
         return {group: spent + share * (after.cpu_s[group] - spent) for group, spent in before.cpu_s.items()}
+
+    def yardstick_s(self, begin: float, end: float) -> float:
+        within = [s.yardstick_s for s in self.samples if begin <= s.at <= end]
+        return statistics.mean(within or [s.yardstick_s for s in self.samples])
 
     def peak_mb(self, begin: float = 0, end: float = float("inf")) -> dict[str, float]:
         within = [sample.rss_mb for sample in self.samples if begin <= sample.at <= end]
@@ -277,7 +287,7 @@ class Tree:
         spent["brokers"] = sum(_own_cpu(process) for process in self._brokers)
         spent["postgres"] = _cpu_with_children(self._postgres)
         spent["machine"] = _machine_cpu()
-        self.run.samples.append(Sample(time.time(), spent, rss))
+        self.run.samples.append(Sample(time.time(), spent, rss, _yardstick_s()))
         self._note_batches()
         self._note_java(family)
 
@@ -337,6 +347,13 @@ def run(command: Command, rig: Rig) -> Run:
     return tree.run
 
 
+def _yardstick_s() -> float:
+    begin, total = time.thread_time(), 0
+    for number in range(YARDSTICK):
+        total += number
+    return time.thread_time() - begin
+
+
 def _kind(process: psutil.Process) -> str:
     name = process.name()
     return "jvm" if name == "java" else "python" if name.startswith("python") else "other"
@@ -370,6 +387,7 @@ class Span:
     seconds: float
     rows: int
     cpu_s: dict[str, float]
+    yardstick_s: float  # what the yardstick cost meanwhile
 
     @property
     def rows_per_s(self) -> float:
@@ -384,6 +402,10 @@ class Span:
         spent = self.cpu_s[group] if group else sum(self.cpu_s[each] for each in GROUPS)
         return spent / self.rows * 1e6 if self.rows else 0.0
 
+    def yardsticks_per_row(self) -> float:
+        """All four together, in a unit that a slow hour of a shared machine stretches as well."""
+        return self.core_s_per_million() / 1e6 / self.yardstick_s
+
     def as_json(self) -> dict[str, Any]:
         groups = (*GROUPS, "others")
         return {
@@ -392,6 +414,7 @@ class Span:
             "rows_per_s": round(self.rows_per_s),
             "core_s_per_million": {group: round(self.core_s_per_million(group), 3) for group in groups},
             "core_s_per_million_total": round(self.core_s_per_million(), 3),
+            "yardstick_ms": round(self.yardstick_s * 1e3, 3),
         }
 
 
@@ -434,7 +457,7 @@ class Outcome:
         return self._span(begin, self.commits[-1].at, sum(commit.rows for commit in self.commits if commit.at > begin))
 
     def _span(self, begin: float, end: float, rows: int) -> Span:
-        return Span(end - begin, rows, self.run.cpu_s(begin, end))
+        return Span(end - begin, rows, self.run.cpu_s(begin, end), self.run.yardstick_s(begin, end))
 
     def as_json(self) -> dict[str, Any]:
         if self.problem and not self.commits:
