@@ -24,6 +24,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
+from avow.engines import consumer
 from avow.engines.progress import Observer
 from avow.engines.spark import Run
 from avow.kafka import metadata
@@ -101,15 +102,18 @@ class Scenario:
         out, err = child.communicate(timeout=180)
         return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
-    def load(self, path: Path) -> Pipeline:
-        return load_checked(path, {"DATABASE_URL": self.url})
+    def load(self, path: Path, engine: str | None = None) -> Pipeline:
+        return load_checked(path, {"DATABASE_URL": self.url}, engine=engine)
 
-    def drain(self, path: Path) -> list[str]:
+    def drain(self, path: Path, engine: str = "spark") -> list[str]:
         """Run to the end in this process, on the session's Spark: a JVM less to wait for. Gives the events told."""
-        pipeline = self.load(path)
+        pipeline = self.load(path, engine)
         events: list[str] = []
         observer = Observer(event=events.append)
-        Run(pipeline, lambda _: session_spark(pipeline), once=True, observer=observer).execute()
+        if engine == "consumer":
+            consumer.Run(pipeline, once=True, observer=observer).execute()
+        else:
+            Run(pipeline, lambda _: session_spark(pipeline), once=True, observer=observer).execute()
         return events
 
     @property

@@ -95,3 +95,12 @@ class ProtocolViolation(AvowError):
     """Our bug. Going on would lose or double records, so nothing goes on."""
 
     exit_code = 70
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line that is not too long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if type(error).__name__ == "Py4JJavaError":  # by its name: not everybody who asks has Spark
+        # The first line of these names a call of py4j's own; Java's words begin with a colon.
+        lines = [line.removeprefix(": ") for line in lines if line.startswith(": ")] or lines
+    return (lines[0] if lines else type(error).__name__)[:300]

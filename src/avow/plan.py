@@ -48,9 +48,15 @@ class Plan:
         return asdict(self)
 
 
-def load_checked(path: Path, env: Mapping[str, str] = os.environ, sinks: Mapping[str, SinkKind] = SINKS) -> Pipeline:
+def load_checked(
+    path: Path,
+    env: Mapping[str, str] = os.environ,
+    sinks: Mapping[str, SinkKind] = SINKS,
+    *,
+    engine: str | None = None,
+) -> Pipeline:
     """The pipeline of a file, if everything that can be checked without I/O is right."""
-    return load(path, env, check=partial(_offer_problems, sinks=sinks))
+    return load(path, env, check=partial(_offer_problems, sinks=sinks), engine=engine)
 
 
 def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:

@@ -94,7 +94,7 @@ def test_the_good_file_and_its_defaults(write: Path) -> None:
     assert pipeline.sink.key == ()
     assert pipeline.sink.lineage == ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
     assert pipeline.dead_letters.max_share == 0.01
-    assert pipeline.batch.interval == timedelta(seconds=1)
+    assert pipeline.interval == timedelta(seconds=1)
     assert pipeline.batch.max_records == 500_000
     assert pipeline.spark == {}
 

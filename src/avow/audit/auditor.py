@@ -33,6 +33,7 @@ from avow.audit.report import Audited, Report, summed_up, unknown
 from avow.audit.topics import compacted
 from avow.decode import arrow_type
 from avow.engines import sql
+from avow.engines.columns import sink_columns
 from avow.engines.task import Work
 from avow.errors import SinkError, SourceError
 from avow.kafka.log import Log, TopicPartition
@@ -140,10 +141,9 @@ class _Audit:
             for where, scope in scopes.items()
             if scope.until > scope.start
         }
-        fields = pipeline.decode.columns.fields
-        rest = pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
-        if pipeline.transform is not None:
-            fields, rest = sql.output_fields(self._session(), pipeline), False
+        fields, rest = (
+            (sql.output_fields(self._session(), pipeline), False) if pipeline.by_sql else sink_columns(pipeline)
+        )
         columns = [field.name for field in fields] + ([REST_COLUMN] if rest else [])
         return Job(
             # A query's notes carry the number of the run: this one is nobody else's.

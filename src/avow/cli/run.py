@@ -18,8 +18,8 @@ from rich.status import Status
 
 from avow.cli import plain
 from avow.engines.progress import Observer, Progress
-from avow.errors import ConfigError
 from avow.plan import load_checked
+from avow.settings import Pipeline
 
 
 class View(AbstractContextManager["View"]):
@@ -40,9 +40,9 @@ class View(AbstractContextManager["View"]):
 class LiveLine(View):
     """One line that changes, for a terminal; events scroll by above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, first: str) -> None:
         self._console = console
-        self._status = Status("starting Spark", console=console)
+        self._status = Status(first, console=console)
 
     def __enter__(self) -> LiveLine:
         self._status.start()
@@ -111,24 +111,33 @@ def _flat(told: Progress) -> dict[str, object]:
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--once", is_flag=True, help="Drain to the end offsets seen at the start, then exit 0.")
+@click.option("--engine", type=click.Choice(["spark", "consumer"]), help="In place of the file's.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
-def run(file: Path, once: bool, as_json: bool) -> None:
+def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
     """Run a pipeline: from Kafka into its sink, under its guarantee.
 
     Starts from the ledger in the sink. Runs until SIGTERM or Ctrl-C, which end it after the current batch; a second
     Ctrl-C ends it at once, which is safe too.
+
+    The consumer engine needs no Java and starts at once; several of them share the partitions. A pipeline may change
+    its engine at any time: the ledger is the same.
     """
-    pipeline = load_checked(file)
-    if pipeline.engine != "spark":
-        raise ConfigError('engine = "consumer" is not built yet', advice='Use engine = "spark".')
+    pipeline = load_checked(file, engine=engine)
+    console = Console(stderr=True, highlight=False)
+    live = LiveLine(console, f"starting {'Spark' if pipeline.engine == 'spark' else 'the consumer'}")
+    show: View = JsonLines() if as_json else live if console.is_terminal else KeyValues()
+    execute = _on_spark if pipeline.engine == "spark" else _as_consumer
+    with show:
+        execute(pipeline, once, show)
+    show.event("drained" if once else "stopped")
+
+
+def _on_spark(pipeline: Pipeline, once: bool, show: View) -> None:
     # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
     from pyspark.sql import SparkSession
 
     from avow.engines.spark import Run
     from avow.local import spark
-
-    console = Console(stderr=True, highlight=False)
-    show: View = JsonLines() if as_json else LiveLine(console) if console.is_terminal else KeyValues()
 
     def session(short: bool) -> SparkSession:
         made = spark.session(pipeline, short=short)
@@ -137,9 +146,15 @@ def run(file: Path, once: bool, as_json: bool) -> None:
         return made
 
     running = Run(pipeline, session, once=once, observer=Observer(show.progress, show.event))
-    with show:
-        running.execute()
-    show.event("drained" if once else "stopped")
+    running.execute()
+
+
+def _as_consumer(pipeline: Pipeline, once: bool, show: View) -> None:
+    from avow.engines.consumer import Run
+
+    running = Run(pipeline, once=once, observer=Observer(show.progress, show.event))
+    _stop_on_signals(running.stop, show.event)
+    running.execute()
 
 
 def _stop_on_signals(stop: Callable[[], None], event: Callable[[str], None]) -> None:

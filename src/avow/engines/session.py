@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -30,7 +30,7 @@ from avow import __version__
 from avow.arrow import binaries
 from avow.engines import failpoints
 from avow.engines.task import python_transform
-from avow.errors import ConfigError
+from avow.errors import ConfigError, first_line
 from avow.settings import Pipeline, revealed
 
 CONNECT_TIMEOUT_S = 5
@@ -255,11 +255,3 @@ def has_ended(spark: SparkSession) -> bool:
         return bool(spark._jsc.sc().isStopped())
     except (Py4JError, OSError):
         return True
-
-
-def first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, Py4JJavaError):
-        # The first line of these names a call of py4j's own; Java's words begin with a colon.
-        lines = [line.removeprefix(": ") for line in lines if line.startswith(": ")] or lines
-    return (lines[0] if lines else type(error).__name__)[:300]

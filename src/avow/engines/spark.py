@@ -9,10 +9,8 @@ offset log and passed into the tasks; one task is one partition's range, so orde
 its range itself (``kafka.reader``): records go from the broker into Arrow and on to the sink without a step through the
 JVM, which has the plan and the query. After each batch the positions are told to the Kafka group, for lag tools.
 
-A failure that may pass (a broker, the database, a worker) ends the attempt, and another starts from the ledger, with
-back-off and a bound. A named stop ends the run.
-
-Owns: the driver's side of a run. Must not know: how a sink writes. Neighbours: ``task`` (what a task does), ``ledger``.
+Owns: Spark's part in a run. Must not know: how a sink writes. Neighbours: ``driver`` (what every engine does around its
+batches), ``task`` (what a task does).
 """
 
 from __future__ import annotations
@@ -35,58 +33,23 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from avow import ledger, sinks
+from avow import sinks
 from avow.arrow import binaries
 from avow.engines import failpoints, sql
-from avow.engines.progress import Observer, Progress
-from avow.engines.session import first_line, has_ended, is_local, keep_log, meet_executors, warm_up
-from avow.engines.task import (
-    Preparing,
-    Reading,
-    Work,
-    commit_staged,
-    decoded,
-    deliver,
-    numbers,
-    python_transform,
-)
-from avow.errors import (
-    AvowError,
-    ConfigError,
-    LogTruncated,
-    ProtocolViolation,
-    RetentionLoss,
-    SourceError,
-    Superseded,
-    TooManyDeadLetters,
-    TopicRecreated,
-)
+from avow.engines.columns import Columns, sink_columns
+from avow.engines.driver import STOPS, Driver, attempts
+from avow.engines.progress import Observer
+from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
+from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
+from avow.errors import AvowError, ProtocolViolation, first_line
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
-from avow.ledger import Counts, Entry, OffsetRange
-from avow.schema import Field
+from avow.ledger import OffsetRange
 from avow.settings import Pipeline, revealed
-from avow.sinks.base import CommittingSink, DriverSink
+from avow.sinks.base import DriverSink
 
-ATTEMPTS_WITHOUT_PROGRESS = 8
-BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
-LAG_EVERY_S = 1.0
 SHORT_BELOW = 1_000_000  # records that a run has to drain
 SILENT = Observer()
-
-# What ends a run for good. Anything else may pass, and is tried again.
-STOPS: dict[str, type[AvowError]] = {
-    stop.__name__: stop
-    for stop in (
-        ConfigError,
-        LogTruncated,
-        ProtocolViolation,
-        RetentionLoss,
-        Superseded,
-        TooManyDeadLetters,
-        TopicRecreated,
-    )
-}
 
 REPORT = "topic string, partition int, stop string, message string, advice string, staged binary"
 _REPORT = pa.schema(
@@ -147,36 +110,19 @@ class Run:
         self._attempts(spark, columns)
 
     def _attempts(self, spark: SparkSession, columns: Columns) -> None:
-        failures = 0
-        while not self._stop.is_set():
-            progressed = False
-            try:
-                # Opening one may fail as well: the database that ended the last attempt may not be back yet.
-                attempt = _Attempt(
-                    self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once
-                )
-                try:
-                    attempt.execute()
-                    return
-                finally:
-                    progressed = attempt.batches > 0
-                    attempt.close()
-            except tuple(STOPS.values()):
-                raise
-            except (AvowError, PySparkException, Py4JError, OSError) as error:
-                if has_ended(spark):
-                    raise AvowError(
-                        f"Spark has ended, and the run with it: {first_line(error)}",
-                        advice="The ledger is whole: start again. If it happens again, Spark's own log "
-                        f"({keep_log()}), the master's page or the kernel's log (out of memory: raise [spark] "
-                        "driver.memory) say why.",
-                    ) from error
-                failures = 1 if progressed else failures + 1
-                if failures > ATTEMPTS_WITHOUT_PROGRESS:
-                    raise _last_word(error, failures) from error
-                pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
-                self._observer.event(f"failed ({first_line(error)}); trying again from the ledger in {pause:g} s")
-                self._stop.wait(pause)
+        def look(error: Exception) -> None:
+            if has_ended(spark):
+                raise AvowError(
+                    f"Spark has ended, and the run with it: {first_line(error)}",
+                    advice="The ledger is whole: start again. If it happens again, Spark's own log "
+                    f"({keep_log()}), the master's page or the kernel's log (out of memory: raise [spark] "
+                    "driver.memory) say why.",
+                ) from error
+
+        def make() -> _Attempt:
+            return _Attempt(self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once)
+
+        attempts(make, self._stop, self._observer, (AvowError, PySparkException, Py4JError, OSError), look)
 
 
 def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> int:
@@ -186,23 +132,9 @@ def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> in
     return sum(end - positions.get(where, earliest[where]) for where, end in log.stable_ends(known).items())
 
 
-def _last_word(error: Exception, failures: int) -> AvowError:
-    kind = type(error) if isinstance(error, AvowError) else SourceError
-    return kind(
-        f"gave up after {failures} attempts without progress: {first_line(error)}",
-        advice=getattr(error, "advice", "") or "The ledger is whole: start again when the cause is mended.",
-    )
-
-
-Columns = tuple[tuple[Field, ...], bool]
-
-
 def sink_fields(spark: SparkSession, pipeline: Pipeline) -> Columns:
     """The payload's columns in the sink, after the transform, and whether unknown fields are kept beside them."""
-    if pipeline.transform is not None:
-        return sql.output_fields(spark, pipeline), False
-    rest = pipeline.decode.unknown_fields == "keep" and pipeline.decode.format == "json"
-    return pipeline.decode.columns.fields, rest
+    return (sql.output_fields(spark, pipeline), False) if pipeline.by_sql else sink_columns(pipeline)
 
 
 class _Attempt:
@@ -223,35 +155,22 @@ class _Attempt:
         self._columns = columns
         self._stop = stop
         self._batch_running = batch_running
-        self._observer = observer
         self._once = once
-        self._store = sinks.driver_sink(pipeline)
-        self._log = Log(pipeline.source, pipeline.name)
+        self.driver = Driver(pipeline, observer)
         self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
         self._query: StreamingQuery | None = None
         self._failure: BaseException | None = None
-        self._positions: dict[TopicPartition, int] = {}  # where the next planned range starts
-        self._told_lag_at = 0.0
-        self._lag: tuple[int, float | None] = (0, None)
-        self.batches = 0
 
     def close(self) -> None:
         if self._query is not None:
             with suppress(PySparkException, Py4JError, OSError):  # the JVM may be gone
                 self._query.stop()
-        self._store.close()
-        self._log.close()
+        self.driver.close()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def execute(self) -> None:
-        self._store.prepare_table(self._columns[0], rest=self._columns[1])  # it may have been altered meanwhile
-        self._run = self._store.open_run()
-        self._positions = self._start()
-        self._observer.event(
-            f"run {self._run} of {self._pipeline.name}: {self._pipeline.guarantee}, "
-            f"{len(self._positions)} partitions, from the ledger"
-        )
-        self._tell_group()
+        self.driver.prepare(self._columns)
+        self.driver.begin()
         self._query = self._start_query()
         try:
             while not self._query.awaitTermination(1):
@@ -266,33 +185,10 @@ class _Attempt:
             if not isinstance(self._failure, _StopAsked):
                 raise self._failure from None
 
-    def _start(self) -> dict[TopicPartition, int]:
-        """Ask the rules about every partition, and write first positions before anything is read."""
-        source = self._pipeline.source
-        known = self._log.partitions()
-        entries: dict[TopicPartition, Entry | None] = dict(self._store.entries())
-        views = self._log.view({where: entries.get(where) for where in known})
-        declared = self._log.declared_start(source.start, [where for where in known if not entries.get(where)])
-        starts = {
-            where: ledger.plan_start(
-                entries.get(where), views[where], declared.get(where, 0), skip_lost=source.on_data_loss == "skip"
-            )
-            for where in known
-        }
-        self._store.adopt(
-            {w: Entry(start.position, known[w], self._run) for w, start in starts.items() if start.adopted}
-        )
-        for start in starts.values():
-            if start.given_up:
-                lost = len(start.given_up)
-                self._store.claim(start.given_up, self._run, -1, Counts(read=lost, skipped=lost))
-                self._observer.event(f"retention-loss: {start.given_up} is claimed as skipped, as declared")
-        return {where: start.position for where, start in starts.items()}
-
     def _start_query(self) -> StreamingQuery:
         source, batch = self._pipeline.source, self._pipeline.batch
         starting: dict[str, dict[str, int]] = {}
-        for where, position in self._positions.items():
+        for where, position in self.driver.positions.items():
             starting.setdefault(where.topic, {})[str(where.partition)] = position
         reader = (
             self._spark.readStream.format("kafka")
@@ -308,7 +204,7 @@ class _Attempt:
             reader = reader.option("subscribePattern", source.topics_pattern)
         else:
             reader = reader.option("subscribe", ",".join(source.topics))
-        interval_ms = max(1, round(batch.interval.total_seconds() * 1000))
+        interval_ms = max(1, round(self._pipeline.interval.total_seconds() * 1000))
         writer = (
             reader.load()
             .writeStream.foreachBatch(self._on_batch)
@@ -332,7 +228,7 @@ class _Attempt:
         ranges = self._planned(batch)
         if not ranges:
             return
-        work = Work(self._pipeline, self._run, batch, ranges, self._store.brief())
+        work = self.driver.work(batch, ranges)
         done, staged = set(), []
         for report in work_frame(self._spark, work).collect():
             if report.stop is not None:
@@ -341,14 +237,7 @@ class _Attempt:
             staged += [bytes(report.staged)] if report.staged is not None else []
         if done != ranges.keys():
             raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, ranges))}")
-        if staged:
-            assert isinstance(self._store, CommittingSink)
-            commit_staged(staged, work, self._store)
-        for where, planned in ranges.items():
-            self._positions[where] = planned.until
-        self.batches += 1
-        self._tell_group()
-        self._tell_progress(batch, sum(map(len, ranges.values())), time.monotonic() - started)
+        self.driver.finish(work, staged, started)
 
     def _planned(self, batch: int) -> dict[TopicPartition, OffsetRange]:
         """The batch's ranges, from Spark's own offset log: each ends where it says, and starts where the last ended."""
@@ -358,51 +247,13 @@ class _Attempt:
             for topic, partitions in json.loads(lines[-1]).items()
             for partition, end in partitions.items()
         }
-        self._adopt_new(ends.keys() - self._positions.keys())
+        positions = self.driver.positions
+        self.driver.adopt_new(ends.keys() - positions.keys())
         return {
-            where: OffsetRange(where.topic, where.partition, self._positions[where], end)
+            where: OffsetRange(where.topic, where.partition, positions[where], end)
             for where, end in ends.items()
-            if end > self._positions[where]
+            if end > positions[where]
         }
-
-    def _adopt_new(self, found: set[TopicPartition]) -> None:
-        """Partitions added while running: Spark reads them from their earliest offset, and so does the ledger."""
-        if not found:
-            return
-        known = self._log.partitions()
-        earliest = self._log.declared_start("earliest", found)
-        entries = self._store.entries()
-        fresh = {where: Entry(earliest[where], known[where], self._run) for where in found if where not in entries}
-        self._store.adopt(fresh)
-        for where in sorted(found):
-            self._positions[where] = entries[where].position if where in entries else earliest[where]
-            self._observer.event(f"partition added: {where.topic}/{where.partition}")
-
-    def _tell_group(self) -> None:
-        """Let lag tools see the positions. It is a courtesy: the truth is in the ledger."""
-        if sinks.SINKS[self._pipeline.sink.kind].ledger_in_group:
-            return
-        try:
-            self._log.tell(self._positions)
-        except SourceError as error:
-            self._observer.event(f"the group could not be told its positions: {first_line(error)}")
-
-    def _tell_progress(self, batch: int, records: int, seconds: float) -> None:
-        now = time.monotonic()
-        if now - self._told_lag_at > LAG_EVERY_S:
-            with suppress(SourceError):
-                self._lag = self._measure_lag()
-            self._told_lag_at = now
-        counts = sum((entry.counts for entry in self._store.entries().values()), ledger.NOTHING)
-        self._observer.progress(Progress(self._run, batch, records, seconds, counts, *self._lag))
-
-    def _measure_lag(self) -> tuple[int, float | None]:
-        """In records, and in seconds: the age of the oldest record that is not claimed."""
-        ends = self._log.stable_ends(self._positions)
-        behind = {where: position for where, position in self._positions.items() if position < ends[where]}
-        records = sum(ends[where] - position for where, position in behind.items())
-        stamps = [stamp for stamp in self._log.timestamps_at(behind).values() if stamp is not None]
-        return records, time.time() - min(stamps) / 1000 if stamps else None
 
 
 def work_frame(spark: SparkSession, work: Work) -> DataFrame:

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from avow import schema
-from avow.decode import decoder
-from avow.engines.task import Prepared, Preparing, Reading, Work, decoded, numbers, python_transform
+from avow.engines.columns import CARRIED, keeps_rest, kept
+from avow.engines.task import Prepared, Preparing, Reading, Work, decoded, numbers
 from avow.errors import ConfigError
 from avow.kafka.log import TopicPartition
-from avow.kafka.reader import HEADERS, headers_from_text, headers_to_text
+from avow.kafka.reader import headers_from_text, headers_to_text
 from avow.ledger import Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline
 from avow.sinks.base import DeadLetter, Rows
@@ -56,105 +56,20 @@ class Note:
 
 
 def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field, ...]:
-    """The columns a transform gives, lineage left out. Refuses a wide one, and one that loses lineage."""
-    lineage = (*pipeline.sink.lineage, *pipeline.carried.values())
-    if (change := python_transform(pipeline)) is not None:
-        empty = pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline))
-        out = change(empty)
-        if not isinstance(out, pa.RecordBatch):
-            raise ConfigError(
-                f"transform.python: it gave a {type(out).__name__} for an empty batch",
-                advice="Take a pyarrow.RecordBatch and give one, also when it has no rows.",
-            )
-        found = [(f.name, _spelling(f.type), f.nullable) for f in out.schema]
-    else:
-        nothing = spark.range(1).mapInArrow(lambda _: iter(()), decoded_ddl(pipeline))
-        frame = _query(spark, nothing, pipeline)
-        refuse_wide(frame)
-        found = [(f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields]
-    missing = [name for name in lineage if name not in {name for name, _, _ in found}]
-    if missing:
-        raise ConfigError(
-            f"transform: the result has lost {', '.join(missing)}",
-            advice="Every row keeps its record's identity: SELECT * keeps these columns, or name them.",
-        )
-    quoted = ", ".join(
-        f"`{name.replace('`', '``')}` {type_}{'' if nullable else ' not null'}"
-        for name, type_, nullable in found
-        if name not in lineage
-    )
-    try:
-        return schema.parse(quoted).fields
-    except ConfigError as error:
-        raise ConfigError(f"transform: the result cannot be kept: {error}", advice=error.advice) from error
+    """The columns the query gives, lineage left out. Refuses a wide one, and one that loses lineage."""
+    nothing = spark.range(1).mapInArrow(lambda _: iter(()), decoded_ddl(pipeline))
+    frame = _query(spark, nothing, pipeline)
+    refuse_wide(frame)
+    return kept(((f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields), pipeline)
 
 
 def decoded_ddl(pipeline: Pipeline) -> str:
     """The columns that the query sees as ``records``, in Spark's spelling."""
-    rest = [f"`{REST_COLUMN}` string"] if _keeps_rest(pipeline) else []
+    rest = [f"`{REST_COLUMN}` string"] if keeps_rest(pipeline) else []
     topic, partition, offset, timestamp = (f"`{name}`" for name in pipeline.sink.lineage)
     lineage = [f"{topic} string", f"{partition} int", f"{offset} long", f"{timestamp} timestamp"]
-    carried = [f"`{column}` {_CARRIED[part].spelling}" for part, column in pipeline.carried.items()]
+    carried = [f"`{column}` {CARRIED[part].spelling}" for part, column in pipeline.carried.items()]
     return ", ".join([str(pipeline.decode.columns), *rest, *lineage, *carried])
-
-
-def _keeps_rest(pipeline: Pipeline) -> bool:
-    return pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
-
-
-def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
-    types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
-    payload = decoder(pipeline, refuse_nul=True).schema
-    carried = [pa.field(column, _CARRIED[part].type) for part, column in pipeline.carried.items()]
-    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types), *carried])
-
-
-class _Carried(NamedTuple):
-    spelling: str  # Spark's: headers go through its JVM as text
-    type: pa.DataType
-
-
-# What of a record can travel beside its row.
-_CARRIED = {
-    "key": _Carried("binary", pa.binary()),
-    "value": _Carried("binary", pa.binary()),
-    "headers": _Carried("string", HEADERS),
-    "tombstone": _Carried("boolean", pa.bool_()),
-}
-
-
-_SPELLINGS = {
-    pa.bool_(): "boolean",
-    pa.int8(): "byte",
-    pa.int16(): "short",
-    pa.int32(): "int",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.date32(): "date",
-    pa.timestamp("us"): "timestamp_ntz",
-    pa.timestamp("us", "UTC"): "timestamp",
-}
-
-
-def _spelling(type_: pa.DataType) -> str:
-    """An Arrow type in our schema's spelling."""
-    if pa.types.is_decimal(type_):
-        return f"decimal({type_.precision},{type_.scale})"
-    if pa.types.is_list(type_):
-        return f"array<{_spelling(type_.value_type)}>"
-    if pa.types.is_map(type_):
-        return f"map<string,{_spelling(type_.item_type)}>"
-    if pa.types.is_struct(type_):
-        return "struct<" + ", ".join(f"`{f.name}`: {_spelling(f.type)}" for f in type_.fields) + ">"
-    if type_ not in _SPELLINGS:
-        raise ConfigError(
-            f"transform.python: a column of type {type_} cannot be kept",
-            advice=f"Cast it to one of {', '.join(map(str, _SPELLINGS))}, a decimal, list, map or struct.",
-        )
-    return _SPELLINGS[type_]
 
 
 def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataFrame:

@@ -29,13 +29,14 @@ def load(
     env: Mapping[str, str] = os.environ,
     *,
     check: Callable[[Pipeline], Iterable[Problem]] = lambda _: (),
+    engine: str | None = None,
 ) -> Pipeline:
-    """The pipeline of a file, or a ConfigError that names every problem.
+    """The pipeline of a file, or a ConfigError that names every problem. ``engine`` takes the place of the file's.
 
     ``check`` adds what settings cannot know; ``avow.plan.load_checked`` brings the sinks' offers this way.
     """
     text = _read(path)
-    document, problems = _interpolate(_parse(path, text), env)
+    document, problems = _interpolate(_parse(path, text) | ({"engine": engine} if engine else {}), env)
     pipeline = None
     try:
         pipeline = Pipeline.model_validate(document)

@@ -387,8 +387,8 @@ class DeadLetters(Section):
 class Batch(Section):
     """[batch]: how much is read at a time."""
 
-    interval: Annotated[timedelta, BeforeValidator(values.duration)] = Field(
-        timedelta(seconds=1), description='a duration such as "500ms", "1s" or "2m"'
+    interval: Annotated[timedelta | None, BeforeValidator(values.duration)] = Field(
+        None, description='a duration such as "500ms", "1s" or "2m"'
     )
     max_records: StrictInt = Field(500_000, ge=1, le=100_000_000, description="a number from 1 to 100,000,000")
 
@@ -423,6 +423,15 @@ class Pipeline(Section):
     def by_sql(self) -> bool:
         """Whether records go through a SQL query."""
         return self.transform is not None and self.transform.sql is not None
+
+    @property
+    def interval(self) -> timedelta:
+        """The least time from the start of one batch to the next. Undeclared, the consumer engine takes records as they
+        come, but for a lake, where every batch makes files and a commit."""
+        if self.batch.interval is not None:
+            return self.batch.interval
+        at_once = self.engine == "consumer" and not isinstance(self.sink, Lake)
+        return timedelta(0) if at_once else timedelta(seconds=1)
 
     @property
     def tombstones(self) -> Literal["delete", "dead-letter", "skip", "keep"]:

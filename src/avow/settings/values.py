@@ -312,6 +312,7 @@ _OWNED_KAFKA = {
     "metadata.broker.list": "it is source.brokers",
     "group.id": "it is the pipeline's name",
     "group.instance.id": "avow decides who is a member of the group",
+    "partition.assignment.strategy": "the consumer engine moves partitions one by one",
     "enable.auto.commit": "positions are told to the group after their claim, never before",
     "auto.commit.interval.ms": "positions are told to the group after their claim, never before",
     "enable.auto.offset.store": "positions are told to the group after their claim, never before",

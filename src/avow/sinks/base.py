@@ -11,7 +11,7 @@ Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -116,8 +116,8 @@ class DriverSink(Protocol):
         """Make or check where rows go. ``fields`` are the payload's; with ``rest`` there is a column of unknown fields
         too. True if it was made."""
 
-    def open_run(self) -> int:
-        """Begin a run: take its number and fence the older ones."""
+    def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
+        """Begin a run: take its number and fence the older ones; in these partitions alone, where others run beside."""
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline."""

@@ -9,7 +9,7 @@ Owns: making and checking the topics, and the reserved group. The rules are ``le
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -169,7 +169,7 @@ class Store:
         self._change([where for where, kept in known.items() if kept.at_ms < oldest_ms], lambda _, kept: kept)
         return {where: kept.entry for where, kept in known.items()}
 
-    def open_run(self) -> int:
+    def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Begin a run: take its number, and fence the older ones: their open transactions end here."""
         self.refuse_members()
         known = self.entries()
@@ -178,7 +178,7 @@ class Store:
         def fenced(_: TopicPartition, kept: Kept | None) -> Kept | None:
             return kept and kept.with_entry(ledger.fence(kept.entry, run))
 
-        self._change(known, fenced)
+        self._change(known if partitions is None else known.keys() & set(partitions), fenced)
         return run
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:

@@ -10,7 +10,7 @@ import pickle
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -194,17 +194,22 @@ class LakeDriver:
 
     # Runs and positions.
 
-    def open_run(self) -> int:
-        """Take a number in both tables, and take back dead letters of claims that never came."""
+    def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
+        """Take a number in both tables, and take back dead letters of claims that never came. A table has one fence for
+        all partitions, so those who share them share the number."""
         for table in (self._rows, self._letters):
             if not table.load():
                 raise ProtocolViolation(f"table {table.shown} is not there")
         self._refuse(self._rows.rolled_back())
-        run = max(self._rows.book().run, self._letters.book().run) + 1
-        for table in (self._rows, self._letters):
-            self._committed(table, lambda book: Change(_fenced(book, run)))
+        run = max(self._rows.book().run, self._letters.book().run)
+        if partitions is None or not run:
+            run += 1
+            for table in (self._rows, self._letters):
+                self._committed(table, lambda book: Change(_fenced(book, run)))
         claimed = self._rows.book().held
         for where, held in self._letters.book().held.items():
+            if partitions is not None and where not in partitions:
+                continue
             position = claimed[where].entry.position if where in claimed else held.start
             if held.entry.position > position:
                 self._take_back(where, position, run)

@@ -6,7 +6,7 @@ Owns: the SQL of schema ``avow`` and its versions. The rules are ``ledger``'s; h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
 from avow.settings import Pipeline, Postgres
 from avow.sinks.postgres import tables
-from avow.sinks.postgres.session import Session, as_sink_error
+from avow.sinks.postgres.session import Session, as_sink_error, literal
 
 # Each is run once, in order, in one transaction with the version it makes. Never edit one that has been released.
 MIGRATIONS = (
@@ -49,6 +49,7 @@ MIGRATIONS = (
     """,
 )
 CLAIMS_KEPT = "30 days"
+PATIENCE_S = 5  # with somebody who holds a partition that has become ours
 
 _ENTRY = "position, topic_id, run, read, written, dead, skipped, last_offset, last_timestamp_ms, last_crc32"
 _OF_PARTITION = "pipeline = $1 AND topic = $2 AND partition = "
@@ -110,6 +111,10 @@ def write_tally(session: Session, pipeline: str, done: OffsetRange, counts: Coun
     where = f"WHERE {_OF_PARTITION}{done.partition}"
     session.run(f"UPDATE avow.ledger SET {added}{_last(last)} {where}", pipeline, done.topic)
     session.run(f"UPDATE avow.claims SET {added} {where} AND from_offset = {done.start}", pipeline, done.topic)
+
+
+def _listed(partitions: Collection[TopicPartition]) -> str:
+    return ", ".join(f"({literal(where.topic)}, {where.partition})" for where in sorted(partitions))
 
 
 def _difference(after: Counts, before: Counts) -> Counts:
@@ -192,53 +197,72 @@ class Store:
             session.run("DELETE FROM avow.version")
             session.run(f"INSERT INTO avow.version VALUES ({number})")
 
-    def open_run(self) -> int:
+    def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Begin a run: take its number, fence the older ones, and end what is left of them on the server."""
+        run = self._new_number()
+        if partitions is None:
+            # Before the fence: a stopped zombie may sit on a row's lock in mid-COPY, where no time-out of the server
+            # reaches it. Ending its session is what frees the row.
+            self._end_older_sessions(run)
+            self._fence(run, None)
+            return run
+        try:
+            self._fence(run, partitions)
+        except SinkError:
+            # Others run beside, each in partitions of its own: only who does not get on is in the way.
+            self._end_older_sessions(run, f" AND xact_start < now() - interval '{PATIENCE_S} s'")
+            self._fence(run, partitions)
+        return run
+
+    def _new_number(self) -> int:
         pipeline = self._pipeline
         with as_sink_error("cannot begin a run"), self._session.transaction():
             self._session.run("LOCK TABLE avow.runs IN EXCLUSIVE MODE")
-            entries = self.entries()
             known = self._session.query(
                 "SELECT coalesce(max(run), 0) FROM avow.runs WHERE pipeline = $1", pipeline.name
             )
-            run = max(ledger.next_run(entries.values()), int(known[0][0]) + 1)
+            run = max(ledger.next_run(self.entries().values()), int(known[0][0]) + 1)
             self._session.run(
                 f"INSERT INTO avow.runs (pipeline, run, guarantee, engine) VALUES ($1, {run}, $2, $3)",
                 pipeline.name,
                 str(pipeline.guarantee),
                 pipeline.engine,
             )
-        # After the number is taken and before the fence: a stopped zombie may sit on a row's lock in mid-COPY, where no
-        # time-out of the server reaches it. Ending its session is what frees the row.
-        self._end_older_sessions(run)
+        return run
+
+    def _fence(self, run: int, partitions: Collection[TopicPartition] | None) -> None:
         with as_sink_error("cannot fence older runs"), self._session.transaction():
-            for where, entry in self.entries(lock=True).items():
+            if partitions is not None:
+                self._session.run(f"SET LOCAL lock_timeout = '{PATIENCE_S}s'")
+            for where, entry in self.entries(lock=True, only=partitions).items():
                 fenced = ledger.fence(entry, run)
                 self._session.run(
                     f"UPDATE avow.ledger SET run = {fenced.run} WHERE {_OF_PARTITION}{where.partition}",
-                    pipeline.name,
+                    self._pipeline.name,
                     where.topic,
                 )
             self._session.run(
                 f"DELETE FROM avow.claims WHERE pipeline = $1 AND claimed_at < now() - interval '{CLAIMS_KEPT}'",
-                pipeline.name,
+                self._pipeline.name,
             )
-        return run
 
-    def _end_older_sessions(self, run: int) -> None:
+    def _end_older_sessions(self, run: int, which: str = "") -> None:
         prefix = _application_prefix(self._pipeline.name)
         self._session.query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, $1)"
-            f" AND substr(application_name, {len(prefix) + 1})::bigint < {run} AND usename = current_user",
+            f" AND substr(application_name, {len(prefix) + 1})::bigint < {run} AND usename = current_user{which}",
             prefix,
         )
 
-    def entries(self, *, lock: bool = False) -> dict[TopicPartition, Entry]:
+    def entries(
+        self, *, lock: bool = False, only: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline, in one order so that two who lock cannot deadlock."""
+        some = "" if only is None else f" AND (topic, partition) IN ({_listed(only)})" if only else " AND false"
         with as_sink_error("cannot read the ledger"):
             rows = self._session.query(
-                f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1 ORDER BY topic, partition"
-                f"{' FOR UPDATE' if lock else ''}",
+                f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1{some}"
+                f" ORDER BY topic, partition{' FOR UPDATE' if lock else ''}",
                 self._pipeline.name,
             )
         return {TopicPartition(row[0], row[1]): entry_of(row[2:]) for row in rows}

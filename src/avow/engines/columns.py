@@ -1,0 +1,116 @@
+"""What columns rows have on their way into the sink, as far as that can be said without Spark.
+
+Owns: the schema that a transform sees, and what is kept of what a Python function gives. Must not know: Spark, or any
+sink. Neighbours: ``task`` (which runs the function), ``sql`` (the same for a query).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from avow import schema
+from avow.decode import decoder
+from avow.engines.task import python_transform
+from avow.errors import ConfigError
+from avow.kafka.reader import HEADERS
+from avow.settings import Pipeline
+
+Columns = tuple[tuple[schema.Field, ...], bool]  # the payload's, and whether unknown fields are kept beside them
+
+
+def keeps_rest(pipeline: Pipeline) -> bool:
+    return pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
+
+
+def sink_columns(pipeline: Pipeline) -> Columns:
+    """The payload's columns in the sink, of a pipeline without SQL."""
+    if pipeline.transform is None:
+        return pipeline.decode.columns.fields, keeps_rest(pipeline)
+    change = python_transform(pipeline)
+    assert change is not None, "Spark knows what a query gives"
+    out = change(pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline)))
+    if not isinstance(out, pa.RecordBatch):
+        raise ConfigError(
+            f"transform.python: it gave a {type(out).__name__} for an empty batch",
+            advice="Take a pyarrow.RecordBatch and give one, also when it has no rows.",
+        )
+    return kept(((f.name, _spelling(f.type), f.nullable) for f in out.schema), pipeline), False
+
+
+def kept(found: Iterable[tuple[str, str, bool]], pipeline: Pipeline) -> tuple[schema.Field, ...]:
+    """What a transform gives (name, type, nullable), lineage left out. Refuses one that loses lineage."""
+    found = list(found)
+    lineage = (*pipeline.sink.lineage, *pipeline.carried.values())
+    missing = [name for name in lineage if name not in {name for name, _, _ in found}]
+    if missing:
+        raise ConfigError(
+            f"transform: the result has lost {', '.join(missing)}",
+            advice="Every row keeps its record's identity: SELECT * keeps these columns, or name them.",
+        )
+    quoted = ", ".join(
+        f"`{name.replace('`', '``')}` {type_}{'' if nullable else ' not null'}"
+        for name, type_, nullable in found
+        if name not in lineage
+    )
+    try:
+        return schema.parse(quoted).fields
+    except ConfigError as error:
+        raise ConfigError(f"transform: the result cannot be kept: {error}", advice=error.advice) from error
+
+
+def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
+    types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
+    payload = decoder(pipeline, refuse_nul=True).schema
+    carried = [pa.field(column, CARRIED[part].type) for part, column in pipeline.carried.items()]
+    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types), *carried])
+
+
+class Carried(NamedTuple):
+    spelling: str  # Spark's: headers go through its JVM as text
+    type: pa.DataType
+
+
+# What of a record can travel beside its row.
+CARRIED = {
+    "key": Carried("binary", pa.binary()),
+    "value": Carried("binary", pa.binary()),
+    "headers": Carried("string", HEADERS),
+    "tombstone": Carried("boolean", pa.bool_()),
+}
+
+
+_SPELLINGS = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "int",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.timestamp("us", "UTC"): "timestamp",
+}
+
+
+def _spelling(type_: pa.DataType) -> str:
+    """An Arrow type in our schema's spelling."""
+    if pa.types.is_decimal(type_):
+        return f"decimal({type_.precision},{type_.scale})"
+    if pa.types.is_list(type_):
+        return f"array<{_spelling(type_.value_type)}>"
+    if pa.types.is_map(type_):
+        return f"map<string,{_spelling(type_.item_type)}>"
+    if pa.types.is_struct(type_):
+        return "struct<" + ", ".join(f"`{f.name}`: {_spelling(f.type)}" for f in type_.fields) + ">"
+    if type_ not in _SPELLINGS:
+        raise ConfigError(
+            f"transform.python: a column of type {type_} cannot be kept",
+            advice=f"Cast it to one of {', '.join(map(str, _SPELLINGS))}, a decimal, list, map or struct.",
+        )
+    return _SPELLINGS[type_]
