@@ -36,6 +36,7 @@ def faults() -> str:
     for fault in FAULTS.values():
         cells = [Cell(fault, word) for word in Guarantee]
         due = [f"must show: {cell.must_show}" if cell.must_show else "held" for cell in cells]
+        due = [what if cell.guarantee in fault.words else "" for what, cell in zip(due, cells, strict=True)]
         if fault.stop:
             due = [f"stops: {fault.stop[1]}"] * len(words)
         if fault.missing:

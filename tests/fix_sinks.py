@@ -1,4 +1,4 @@
-"""Sinks without Kafka and without Spark: records made here go through the real decoder and the real acts.
+"""Sinks without an engine: records made here, and not read from Kafka, go through the real decoder and the real acts.
 
 A ``Bench`` is one pipeline on one sink. ``Runner`` is what a driver and its tasks do, batch by batch. What is in the
 sink is read back by readers that are not ours.
@@ -21,16 +21,21 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
+from confluent_kafka.cimpl import NewTopic
 
 from avow import sinks
 from avow.engines.task import Report, Work, commit_staged, decoded, deliver
+from avow.kafka import metadata
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import HEADERS
 from avow.ledger import Counts, Entry, OffsetRange
+from avow.local.cluster import Cluster
 from avow.local.postgres import Postgres as PostgresServer
 from avow.plan import load_checked
 from avow.settings import Pipeline
 from avow.sinks.base import CommittingSink
+from avow.sinks.kafka import Store as KafkaStore
+from tests.kafka_stage import Read, read
 
 # Without it polars warns that it has no planner of its own.
 os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"
@@ -69,10 +74,22 @@ def within(made: pa.RecordBatch, todo: OffsetRange) -> Iterator[pa.RecordBatch]:
         yield made.slice(todo.start - first, len(todo))
 
 
+def _lineage(one: Read) -> dict[str, Any]:
+    """Where a record of an output topic says it came from, as a table has it."""
+    topic, partition, offset = one.origin.split("/")
+    return {"_kafka_topic": topic, "_kafka_partition": int(partition), "_kafka_offset": int(offset)}
+
+
+def _letter(one: Read) -> dict[str, Any]:
+    said = {name.removeprefix("_kafka_"): value for name, value in _lineage(one).items()}
+    return said | {"reason": (dict(one.headers)["avow-reason"] or b"").decode()}
+
+
 class Bench:
     """One pipeline on one kind of sink, and independent eyes on what is in it."""
 
     def __init__(self, kind: str, folder: Path, url: str = "") -> None:
+        """``url``: of PostgreSQL, or the brokers where Kafka is the sink."""
         self.kind, self.folder, self._url = kind, folder, url
         self.name = f"p-{uuid4().hex[:8]}"
         self.table = f"t_{uuid4().hex[:8]}"
@@ -83,6 +100,7 @@ class Bench:
             "postgres": f'url = "{self._url}"\ntable = "{self.table}"',
             "delta": f'path = "{self.path}"',
             "iceberg": f'table = "lake.{self.table}"\ncatalog = {{ warehouse = "{self.folder}/warehouse" }}',
+            "kafka": f'topic = "{self.table}"',
         }[self.kind]
         return "\n".join([f'kind = "{self.kind}"', where, *lines])
 
@@ -94,7 +112,7 @@ class Bench:
         file = self.folder / f"{self.name}.toml"
         file.write_text(
             f'name = "{self.name}"\nguarantee = "{guarantee}"\n'
-            f'[source]\nbrokers = "localhost:1"\ntopics = ["{TOPIC}"]\n'
+            f'[source]\nbrokers = "{self._url if self.kind == "kafka" else "localhost:1"}"\ntopics = ["{TOPIC}"]\n'
             f'[decode]\nformat = "json"\nschema = "{schema}"\n[dead_letters]\nmax_share = 1.0\n'
             f"[sink]\n{self.sink(*lines)}\n{more}\n"
         )
@@ -104,6 +122,9 @@ class Bench:
         """The whole table, by a reader of somebody else's."""
         if self.kind == "postgres":
             return self._query(f'SELECT * FROM "{self.table}" ORDER BY _kafka_partition, _kafka_offset')
+        if self.kind == "kafka":
+            found = [json.loads(one.value or b"") | _lineage(one) for one in read(self._url, self.table)]
+            return sorted(found, key=lambda row: (row["_kafka_partition"], row["_kafka_offset"]))
         return self.frame().sort("_kafka_partition", "_kafka_offset").to_dicts()
 
     def frame(self, suffix: str = "") -> pl.DataFrame:
@@ -116,11 +137,14 @@ class Bench:
         return pl.scan_iceberg(catalog.load_table(f"lake.{self.table}{suffix}")).collect()
 
     def letters(self) -> list[tuple[int, int, str]]:
-        if self.kind == "postgres":
-            found = self._query(f"SELECT * FROM avow.dead_letters WHERE pipeline = '{self.name}' ORDER BY partition, 4")
+        if self.kind == "kafka":
+            # Beside letters, which have headers, the topic says which partitions were begun.
+            found = [_letter(one) for one in read(self._url, f"{self.name}.dead-letters") if one.headers]
+        elif self.kind == "postgres":
+            found = self._query(f"SELECT * FROM avow.dead_letters WHERE pipeline = '{self.name}'")
         else:
-            found = self.frame("_dead_letters").sort("partition", "offset").to_dicts()
-        return [(row["partition"], row["offset"], row["reason"]) for row in found]
+            found = self.frame("_dead_letters").to_dicts()
+        return sorted((row["partition"], row["offset"], row["reason"]) for row in found)
 
     def _query(self, query: str) -> list[dict[str, Any]]:
         with psycopg.connect(self._url) as connection:
@@ -158,11 +182,16 @@ class Runner(AbstractContextManager["Runner"]):
     def close_now(self) -> None:
         self.store.close()
 
+    def entries(self) -> dict[TopicPartition, Entry]:
+        if isinstance(self.store, KafkaStore):
+            self.store.kept(stable=True)  # a commit is answered a moment before it shows, however slow the machine
+        return self.store.entries()
+
     def position(self, partition: int = 0) -> int:
-        return self.store.entries()[TopicPartition(TOPIC, partition)].position
+        return self.entries()[TopicPartition(TOPIC, partition)].position
 
     def counts(self) -> Counts:
-        return sum((entry.counts for entry in self.store.entries().values()), Counts())
+        return sum((entry.counts for entry in self.entries().values()), Counts())
 
     def stage(
         self,
@@ -218,10 +247,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         part.stop()
 
 
+@pytest.fixture(scope="session")
+def brokers(cluster: Cluster) -> str:
+    """The cluster's address. The topic that records claim to be from is there: Kafka keeps positions of no other."""
+    _make_topic(cluster.bootstrap, TOPIC)
+    return cluster.bootstrap
+
+
+def _make_topic(bootstrap: str, name: str, **config: str) -> None:
+    client = metadata.admin(bootstrap)
+    client.create_topics([NewTopic(name, 2, config=config)], operation_timeout=30)[name].result()
+
+
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Bench]:
     def make(kind: str) -> Bench:
-        url = request.getfixturevalue("server") if kind == "postgres" else ""
-        return Bench(kind, tmp_path, url)
+        if kind == "kafka":
+            url = request.getfixturevalue("brokers")
+            found = Bench(kind, tmp_path, url)
+            # These records have old timestamps, which the sink keeps: retention would take them at its next round.
+            _make_topic(url, found.table, **{"retention.ms": "-1"})
+            return found
+        return Bench(kind, tmp_path, request.getfixturevalue("server") if kind == "postgres" else "")
 
     return make

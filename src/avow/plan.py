@@ -298,7 +298,7 @@ def _topic_warnings(pipeline: Pipeline, sink: Kafka) -> Iterator[str]:
     if pipeline.elsewhere:
         yield "The output is on another cluster: rows and positions cannot be in one act."
     if not sink.origin:
-        yield "sink.origin = false: an audit can count and compare, and not tell which record a row came from."
+        yield "sink.origin = false: an audit knows records by what they hold, so it can check counts and order only."
 
 
 _WINNER = {"dedupe": "the first to arrive wins", "upsert": "the last to arrive wins"}

@@ -43,6 +43,7 @@ def compared(pipeline: Pipeline, values: Values) -> Compared:
         columns=(*(field.name for field in pipeline.decode.columns), *pipeline.sink.lineage),
         json_columns=json_columns,
         key_types={},
+        by="append",
     )
     made = batch(values, 0, 0, [None] * len(values))
     (found,) = compare_partition(job, WHERE, decoded(lambda _: iter([made]), pipeline)(planned))

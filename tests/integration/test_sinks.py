@@ -1,4 +1,4 @@
-"""The contract of every sink: what a run may rely on, whatever kind it is. No Kafka, no Spark: see ``fix_sinks``."""
+"""The contract of every sink: what a run may rely on, whatever kind it is. No engine: see ``fix_sinks``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import json
 from collections.abc import Callable
 
 import pytest
+from _pytest.mark import ParameterSet
 from tests.fix_sinks import Bench, record
 
 from avow.errors import ConfigError, PositionMoved, ProtocolViolation, Superseded
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
+from avow.settings import Mode
 from avow.sinks import SINKS
 from avow.sinks.base import CommittingSink
 
-KINDS = ["postgres", "delta", "iceberg"]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 Make = Callable[[str], Bench]
 
 
-@pytest.fixture(params=KINDS)
+def kinds(mode: Mode) -> list[ParameterSet]:
+    """Every kind of sink that offers it."""
+    there = [kind for kind in SINKS if mode in SINKS[kind].offers]
+    return [pytest.param(kind, marks=[pytest.mark.cluster] if kind == "kafka" else []) for kind in there]
+
+
+@pytest.fixture(params=kinds("append"))
 def b(request: pytest.FixtureRequest, bench: Make) -> Bench:
     return bench(request.param)
 
@@ -117,9 +124,9 @@ def test_the_guarantee_can_change(b: Bench) -> None:
 def test_the_fingerprint_of_the_last_record_is_kept(b: Bench) -> None:
     with b.run() as run:
         run.deliver({0: [record(0), record(1)]})
-        before = run.store.entries()
+        before = run.entries()
     with b.run() as run:
-        after = run.store.entries()
+        after = run.entries()
     assert [entry.last for entry in after.values()] == [entry.last for entry in before.values()]
     first = next(iter(after.values()))
     assert first.last is not None
@@ -134,8 +141,14 @@ def value(number: int, text: str) -> bytes:
     return json.dumps({"id": number, "account": text}).encode()
 
 
+@pytest.fixture(params=kinds("dedupe"))
+def deduping(request: pytest.FixtureRequest, bench: Make) -> Bench:
+    return bench(request.param)
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_dedupe_first_wins(b: Bench, guarantee: str) -> None:
+def test_dedupe_first_wins(deduping: Bench, guarantee: str) -> None:
+    b = deduping
     pipeline = b.pipeline(guarantee, 'mode = "dedupe"', 'key = ["id"]')
     with b.run(pipeline, 1) as run:
         run.deliver({0: [value(n % 4, f"try-{n}") for n in range(8)]})
@@ -156,7 +169,7 @@ def test_what_a_kind_does_not_offer_is_refused(bench: Make) -> None:
         bench("iceberg").pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]')
 
 
-@pytest.fixture(params=[kind for kind in KINDS if "upsert" in SINKS[kind].offers])
+@pytest.fixture(params=kinds("upsert"))
 def upserting(request: pytest.FixtureRequest, bench: Make) -> Bench:
     return bench(request.param)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import uuid4
 
 import pyarrow as pa
@@ -127,6 +128,68 @@ def test_dead_letters_redriven_and_planted_anomalies_named(scenario: Make) -> No
     assert report.verdict == "broken"
     assert {str(finding.kind) for finding in report.findings} >= {"duplicated", "phantom"}, report.findings
     assert any("no avow-origin" in note for note in report.notes)
+
+
+def planted(s: Scenario, found: list[Read]) -> str:
+    """A topic with these records, as a plain producer writes them."""
+    name = f"c-{uuid4().hex[:10]}"
+    admin = metadata.admin(s.cluster.bootstrap)
+    admin.create_topics([NewTopic(name, 2)], operation_timeout=30)[name].result()
+    producer = Producer({"bootstrap.servers": s.cluster.bootstrap}, logger=metadata.QUIET)
+    for one in found:
+        producer.produce(name, one.value, one.key, one.partition, headers=[*one.headers], timestamp=one.timestamp_ms)
+    assert producer.flush(30) == 0
+    return name
+
+
+def test_without_origin_counts_and_order_are_audited_and_the_rest_is_said(scenario: Make) -> None:
+    s = scenario(partitions=2)
+    target = f"o-{uuid4().hex[:10]}"
+    values: list[bytes | None] = [payment(n) for n in range(600)]
+    values[7], values[20] = None, b'{"id": 20, "account": 5}'
+    s.produce(values, keys=[b"acc-%d" % (n % 13) for n in range(600)])
+    # The same again, a moment later: alike but for their time, and so not alike.
+    s.produce([payment(3)], keys=[b"acc-3"], partition=1)
+    s.drain(s.file(sink=sink(target, "origin = false")))
+    mended = s.load(s.file(sink=sink(target, "origin = false"), decode='format = "raw"'))
+    assert redrive(mended, Selection(), lambda: session_spark(mended)).written == 1
+
+    def judged(output: str) -> tuple[str, dict[str, list[int]], Report]:
+        report = audited(s, s.file(sink=sink(output, "origin = false"), decode='format = "raw"'))
+        assert "only counts and order" in report.sentence, report
+        found = {str(f.kind): [f.partition, *(span.start for span in f.spans)] for f in report.findings}
+        return report.verdict, found, report
+
+    found = read(s.cluster.bootstrap, target)
+    assert len(found) == 601
+    assert {name for one in found for name, _ in one.headers} == {"avow-redriven"}
+    verdict, wrong, report = judged(target)
+    assert (verdict, wrong) == ("held", {}), report
+    assert report.tally.read == report.tally.written == 601
+    # Somebody else's hands. Record n is at offset n // 2 of partition n % 2.
+    at = {one.value: number for number, one in enumerate(found)}
+    gone, twice, late = at[payment(100)], at[payment(201)], at[payment(300)]
+    verdict, wrong, report = judged(planted(s, found[:gone] + found[gone + 1 :]))
+    assert (verdict, wrong, report.tally.lost) == ("broken", {"lost": [0, 50]}, 1), report
+    assert judged(planted(s, [*found, found[twice]]))[:2] == ("broken", {"duplicated": [1, 100]})
+    # Behind the next record of its input partition in the same output partition.
+    after = next(
+        n
+        for n, one in enumerate(found)
+        if n > late and one.partition == found[late].partition and json.loads(one.value or b'{"id": 1}')["id"] % 2 == 0
+    )
+    swapped = [*found]
+    swapped[late], swapped[after] = swapped[after], swapped[late]
+    assert judged(planted(s, swapped))[:2] == ("broken", {"reordered": [0, 150]})
+    # What cannot be told is not guessed: a stranger's record, and one that was changed.
+    stranger = replace(found[0], value=b"not of ours")
+    verdict, wrong, report = judged(planted(s, [*found, stranger]))
+    assert (verdict, wrong) == ("unknown", {}), report
+    assert "1 records of the output are like none" in report.sentence
+    changed = [replace(one, value=b"changed") if n == gone else one for n, one in enumerate(found)]
+    verdict, wrong, report = judged(planted(s, changed))
+    assert (verdict, wrong) == ("broken", {"lost": [0, 50]}), report
+    assert any("1 records of the output are like none" in note for note in report.notes)
 
 
 def test_java_clients_agree_on_partitions_and_read_what_is_committed(scenario: Make) -> None:

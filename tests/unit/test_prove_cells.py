@@ -57,6 +57,8 @@ def test_a_fault_is_played_where_it_can_happen() -> None:
     assert "executor-killed" in {found.fault.name for found in there}
     assert "worker-killed" not in {found.fault.name for found in there}, "Python workers are not the driver's there"
     assert {found.engine for found in matrix() if found.fault.name == "executor-killed"} == {"spark-cluster"}
+    timed_out = {found.guarantee for found in matrix() if found.fault.name == "transaction-times-out"}
+    assert timed_out == {EXACTLY}, "under the others no transaction is open while records are written"
     mixed = schedule(Cell(FAULTS["mix"], EXACTLY, engine="spark-cluster"), 1, minutes=60)
     names = {step.fault for step in mixed if step.fault}
     assert {"executor-killed", "spark-worker-killed"} <= names
@@ -147,6 +149,16 @@ def test_a_forbidden_anomaly_breaks_whoever_sees_it(who: str, kind: str) -> None
     verdict, why = judge(cell("zombie"), replace(FINE, fired=("",), **{who: {kind: 3}}))  # type: ignore[arg-type]
     assert verdict is Verdict.BROKEN, "even if the fault did not fire"
     assert f"3 {kind} ({who})" in why
+
+
+@pytest.mark.parametrize("word", Guarantee)
+def test_what_a_live_reader_saw_must_be_what_is_there_under_every_word(word: Guarantee) -> None:
+    one = Cell(FAULTS["zombie"], word, "kafka")
+    assert judge(one, FINE)[0] is Verdict.HELD
+    for kind in ("lost", "duplicated", "aborted-read", "reordered"):
+        verdict, why = judge(one, replace(FINE, live={kind: 2}))
+        assert verdict is Verdict.BROKEN
+        assert f"2 {kind} (live reader)" in why
 
 
 def test_a_fault_that_did_not_fire_proves_nothing() -> None:

@@ -6,7 +6,8 @@ The sink's snapshot is taken first and Kafka's last stable offsets after it, so 
 below them unless the ledger is wrong. They are the high-water mark: what comes later is not looked at. ``examine`` then
 says which offsets of which partition can be compared, and ``spark`` compares them. A partition in which no record is
 visible reaches no Spark task; it is compared here, since its rows may still be phantoms. With a key, the keys of both
-sides are judged in a second pass. Phantoms are looked up among uncommitted records at last: those are aborted reads.
+sides are judged in a second pass; where rows do not say which record they came from, what they hold is, on the driver.
+Phantoms are looked up among uncommitted records at last: those are aborted reads.
 
 Owns: the order of these steps. Must not know: how anything is judged, or how Spark does its part. Neighbours:
 ``judge``, ``spark``, ``table`` and ``report``.
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Literal
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -26,8 +28,9 @@ from pyspark.sql import SparkSession
 
 from avow.audit import spark, table
 from avow.audit.compare import Compared, Tally
+from avow.audit.content import CONTENT, Matched, match
 from avow.audit.findings import Finding, Kind, Span, split_phantoms
-from avow.audit.judge import Examined, Known, examine, miscounted
+from avow.audit.judge import ALL_SEEN, Examined, Known, examine, miscounted
 from avow.audit.partition import Job, Scope, compare_partition
 from avow.audit.report import Audited, Report, summed_up, unknown
 from avow.audit.topics import compacted
@@ -77,6 +80,7 @@ class _State:
     compared: dict[TopicPartition, Compared] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     shared: spark.SharedKeys = field(default_factory=spark.SharedKeys)
+    matched: Matched | None = None  # by content
 
 
 class _Audit:
@@ -87,6 +91,7 @@ class _Audit:
         self._session = session
         self._tell = tell
         self._reading = reading
+        self._contents = reading.contents()
         self._log = log
 
     def report(self) -> Report:
@@ -103,8 +108,11 @@ class _Audit:
         state.findings += self._reading.order_findings()
         partitions = tuple(self._audited(where, state) for where in state.examined)
         state.findings += self._miscounts(job, partitions, state)
-        notes = [*_notes(partitions, state), *self._reading.notes()]
-        return summed_up(pipeline, partitions, state.findings, notes, state.shared.count, time.monotonic() - started)
+        matched = state.matched
+        notes = [*_notes(partitions, state), *self._reading.notes(), *(matched.notes() if matched else ())]
+        seconds = time.monotonic() - started
+        reservation = matched.reservation if matched else ALL_SEEN
+        return summed_up(pipeline, partitions, state.findings, notes, state.shared.count, seconds, reservation)
 
     def _examined(self, known: dict[TopicPartition, Known]) -> _State:
         """Every partition that Kafka, the ledger or the table knows, and what of it can be compared."""
@@ -145,6 +153,9 @@ class _Audit:
             (sql.output_fields(self._session(), pipeline), False) if pipeline.by_sql else sink_columns(pipeline)
         )
         columns = [field.name for field in fields] + ([REST_COLUMN] if rest else [])
+        key_types = {CONTENT: pa.int64()}
+        if self._contents is None:
+            key_types = _key_types(pipeline, {one.name: arrow_type(one.type) for one in fields})
         return Job(
             # A query's notes carry the number of the run: this one is nobody else's.
             work=Work(pipeline, -os.getpid(), 0, ranges),
@@ -152,7 +163,8 @@ class _Audit:
             scopes=scopes,
             columns=self._reading.columns(columns),
             json_columns=self._reading.json_columns(fields),
-            key_types=_key_types(pipeline, {one.name: arrow_type(one.type) for one in fields}),
+            key_types=key_types,
+            by=pipeline.sink.mode if self._contents is None else "content",
         )
 
     def _compare(self, job: Job, state: _State) -> None:
@@ -168,10 +180,15 @@ class _Audit:
                         state.compared[where] = given
                     else:
                         seen_here.append(given)
-            if job.key_types and (ranges or seen_here):
+            if self._contents is not None:
+                self._tell("looking for each record's like")
+                state.matched = match(comparison.due(), self._contents)
+                numbers = {scope.number: (where.topic, where.partition) for where, scope in job.scopes.items()}
+                _add_lost(state, [*state.matched.findings(numbers)], counted="written")
+            elif job.key_types and (ranges or seen_here):
                 self._tell("bringing the keys together")
                 by_key, state.shared = comparison.judge_keys(seen_here)
-                _add_lost(state, by_key, self._pipeline)
+                _add_lost(state, by_key, counted="written" if job.by == "upsert" else "skipped")
         state.findings += [finding for one in state.compared.values() for finding in one.findings]
 
     def _tell_phantoms_apart(self, state: _State) -> None:
@@ -205,7 +222,7 @@ class _Audit:
             where = TopicPartition(audited.topic, audited.partition)
             if not state.examined[where].complete or job.scopes[where].compacted:
                 continue
-            why = miscounted(self._pipeline.guarantee, bool(job.key_types), audited.counts, audited.tally)
+            why = miscounted(self._pipeline.guarantee, bool(self._pipeline.sink.key), audited.counts, audited.tally)
             if why:
                 span = Span(audited.start, audited.until, audited.until - audited.start)
                 off = abs(audited.tally.read - audited.counts.read)
@@ -224,19 +241,16 @@ def _key_types(pipeline: Pipeline, payload: dict[str, pa.DataType]) -> dict[str,
     return types
 
 
-def _add_lost(state: _State, by_key: list[Finding], pipeline: Pipeline) -> None:
-    """What the keys show, and the records that are lost by it: counted until now as if they had arrived."""
-    state.findings += by_key
-    for finding in by_key:
+def _add_lost(state: _State, found: list[Finding], *, counted: Literal["written", "skipped"]) -> None:
+    """What keys or contents show, and the records that are lost by it: ``counted`` until now as if they had arrived."""
+    state.findings += found
+    for finding in found:
         if finding.kind is not Kind.LOST:
             continue
         where = TopicPartition(finding.topic, finding.partition)
         one = state.compared[where]
-        tally = replace(one.tally, lost=one.tally.lost + finding.count)
-        if pipeline.sink.mode == "upsert":
-            tally = replace(tally, written=tally.written - finding.count)
-        else:
-            tally = replace(tally, skipped=tally.skipped - finding.count)
+        before = getattr(one.tally, counted)
+        tally = replace(one.tally, lost=one.tally.lost + finding.count, **{counted: before - finding.count})
         state.compared[where] = replace(one, tally=tally)
 
 

@@ -21,7 +21,8 @@ behind a SQL transform the records are known only at the end.
 
 A record is *written* if a row of it is there, else *dead* if a letter is, else *lost* if something was due, else
 *skipped*. So read = written + dead + skipped + lost, always. With a key (dedupe, upsert) a row may rightly be absent:
-another record of its key took its place. There nothing is lost by offset; ``keys`` judges that.
+another record of its key took its place. There nothing is lost by offset; ``keys`` judges that. Where rows do not say
+which record they came from, nothing is there to be compared here; ``content`` judges that.
 
 Owns: these rules. Must not know: Arrow, Kafka, Spark, any sink, the ledger. Neighbours: ``findings`` (names and spans)
 and ``values`` (which makes the codes).
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,8 @@ from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.settings import Mode
 
 NONE: Offsets = np.empty(0, np.int64)
+
+By = Mode | Literal["content"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,9 @@ class _Pending:
 class Comparison:
     """Compares one partition. ``compacted``: its topic lets records go, so a row without one proves nothing."""
 
-    def __init__(
-        self, topic: str, partition: int, start: int, mode: Mode = "append", *, compacted: bool = False
-    ) -> None:
+    def __init__(self, topic: str, partition: int, start: int, by: By = "append", *, compacted: bool = False) -> None:
         self._where = (topic, partition)
-        self._mode = mode
+        self._by = by
         self._compacted = compacted
         # The last window: the offsets that are due rows, and its begin and end. A window without any such offset
         # belongs to the next, so that what lies on both sides of it can be joined.
@@ -120,13 +122,14 @@ class Comparison:
         is_due, is_there = bags.due > 0, bags.there > 0
         missing = bags.missing - bags.alien  # an alien row stands in a missing one's place
         surplus = bags.surplus + np.maximum(-missing, 0)
-        if self._mode == "append":
+        if self._by == "append":
             self._spans[Kind.LOST].add(bags.offsets[is_due & ~has_letter & (missing > 0)], *self._due)
         self._spans[Kind.DUPLICATED].add(bags.offsets[is_due & (surplus > 0)], *self._due)
         self._spans[Kind.DOUBLE_COUNTED].add(bags.offsets[is_there & has_letter])
-        gone = is_due & ~is_there & ~has_letter & (self._mode == "append")
-        # Under upsert a record is written when it was applied, also if a later one has replaced it since.
-        written = (is_due if self._mode == "upsert" else is_due & is_there) & ~has_letter
+        gone = is_due & ~is_there & ~has_letter & (self._by == "append")
+        # Under upsert a record is written when it was applied, also if a later one has replaced it since. By content it
+        # counts as written until it turns out to be lost.
+        written = (is_due if self._by in ("upsert", "content") else is_due & is_there) & ~has_letter
         self._count(lost=int(gone.sum()), written=int(written.sum()))
         self._pending.unexpected.append(bags.offsets[~is_due])
         self._pending.doubled.append(bags.offsets[is_there & has_letter])

@@ -33,6 +33,18 @@ EXIT_CODES = {Verdict.HELD: 0, Verdict.BROKEN: 1, Verdict.UNKNOWN: 2}
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """What an audit could not see."""
+
+    limits: str = ""  # a sentence that goes with every verdict
+    undecided: str = ""  # why nothing that was found decides it; empty if it does
+    advice: str = ""
+
+
+ALL_SEEN = Reservation()
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What the sink's ledger knows of one partition."""
 
@@ -167,8 +179,10 @@ def miscounted(guarantee: Guarantee, keyed: bool, counts: Counts, tally: Tally) 
     return f"the topic has {tally.read} records, and the ledger counts {counts.read}"
 
 
-def verdict(guarantee: Guarantee, findings: Iterable[Finding], records: int) -> Verdict:
+def verdict(
+    guarantee: Guarantee, findings: Iterable[Finding], records: int, reservation: Reservation = ALL_SEEN
+) -> Verdict:
     """Broken beats unknown: one anomaly is enough, however little was seen."""
     if any(not permits(guarantee, finding.kind) for finding in findings):
         return Verdict.BROKEN
-    return Verdict.HELD if records else Verdict.UNKNOWN
+    return Verdict.HELD if records and not reservation.undecided else Verdict.UNKNOWN

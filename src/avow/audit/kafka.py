@@ -1,4 +1,5 @@
-"""An audit's view of output topics: committed records, told apart by the identity in their header ``avow-origin``.
+"""An audit's view of output topics: committed records, told apart by the identity in their header ``avow-origin``, or
+by what they hold where the pipeline leaves that out.
 
 The driver reads the ledger, then waits until all that was open in the output topics at that moment has ended, and reads
 them once, to there. What it read is spilled: one file per input partition, values longer than a digest as their digest.
@@ -26,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
+from avow.audit.content import CONTENT, Contents
 from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.judge import Known
-from avow.errors import SinkError
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.schema import Field
@@ -43,6 +44,7 @@ from avow.sinks.kafka.store import Store
 SHORT_BYTES = 40
 SPILL_ROWS = 50_000
 COLUMNS = ("topic", "key", "value", "headers", "timestamp")
+UNMARKED = TopicPartition("", 0)  # where records stand that do not say which one they came from
 
 
 class KafkaReading:
@@ -50,13 +52,6 @@ class KafkaReading:
 
     def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, Kafka)
-        if not pipeline.sink.origin:
-            raise SinkError(
-                "sink.origin = false: the output's records do not say which record they came from, so they cannot be "
-                "compared",
-                advice="`avow groups` shows the ledger's counts, `avow topics` the output's. With sink.origin = true "
-                "every record can be audited.",
-            )
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._offset = pipeline.sink.lineage[2]
@@ -76,7 +71,7 @@ class KafkaReading:
         ends = {topic: self._clients.settled_ends(topic) for topic in topics}
         folder = tempfile.mkdtemp(prefix="avow-audit-")
         self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
-        self._spill = _Spill.fill(Path(folder), self._clients, ends, self._letters())
+        self._spill = self._filled(Path(folder), ends)
         return json.dumps(self._moment)
 
     def _letters(self) -> dict[str, list[int]]:
@@ -84,6 +79,9 @@ class KafkaReading:
         for letter, _ in dead.standing(self._clients, self._pipeline.dead_letter_topic, Selection()).values():
             found[f"{letter.topic}/{letter.partition}"].append(letter.offset)
         return {where: sorted(offsets) for where, offsets in found.items()}
+
+    def _filled(self, folder: Path, ends: dict[str, dict[int, int]]) -> _Spill:
+        return _Spill.fill(_Writing(folder, marked=self._sink.origin), self._clients, ends, self._letters())
 
     @property
     def _spilled(self) -> _Spill:
@@ -95,7 +93,7 @@ class KafkaReading:
             else:
                 ends = {t: {int(p): end for p, end in parts.items()} for t, parts in self._moment["ends"].items()}
                 own = Path(tempfile.mkdtemp(prefix="avow-audit-"))
-                self._spill = _Spill.fill(own, self._clients, ends, self._letters())
+                self._spill = self._filled(own, ends)
                 self._own = own
         return self._spill
 
@@ -152,7 +150,7 @@ class KafkaReading:
             pa.array(messages.topics, pa.string()),
             pa.array([_short(key) for key in messages.keys], pa.binary()),
             pa.array([_short(value) for value in messages.values], pa.binary()),
-            pa.array([_spelled(headers) for headers in messages.headers], pa.string()),
+            pa.array([_spelled(headers, marked=self._sink.origin) for headers in messages.headers], pa.string()),
             pa.array([stamp or None for stamp in messages.timestamps_ms], pa.int64()),
             due.column(self._offset),
         ]
@@ -172,6 +170,9 @@ class KafkaReading:
             if spans.count:
                 yield Finding(Kind.REORDERED, where.topic, where.partition, spans.joined(), spans.count)
 
+    def contents(self) -> Contents | None:
+        return None
+
     def notes(self) -> Iterator[str]:
         if self._spilled.foreign:
             yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: somebody else writes there too."
@@ -180,6 +181,48 @@ class KafkaReading:
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002
         return frozenset()
+
+
+class KafkaUnmarked(KafkaReading):
+    """The same of records that do not say which one they came from (``sink.origin = false``): no row is known by its
+    offset, and ``contents`` has all of them."""
+
+    def row_counts(self) -> dict[TopicPartition, int]:
+        return {}
+
+    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        return iter(())
+
+    def columns(self, payload: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
+        return (CONTENT, self._offset)
+
+    @property
+    def _compared(self) -> tuple[str, ...]:
+        return super().columns(())[:-1]
+
+    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
+        contents = _digests(super().stored(due).select(self._compared))
+        return pa.RecordBatch.from_arrays([contents, due.column(self._offset)], names=[CONTENT, self._offset])
+
+    def order_findings(self) -> Iterator[Finding]:
+        return iter(())
+
+    def contents(self) -> Contents:
+        found = self._spilled.table(UNMARKED)
+        digests = [_digests(batch.select(self._compared)) for batch in found.to_batches()]
+        return Contents(
+            pa.chunked_array(digests, pa.int64()).to_numpy(),
+            found["place"].to_numpy().astype(np.int64),
+            found["redriven"].to_numpy(),
+        )
+
+
+def _digests(rows: pa.RecordBatch) -> pa.Array:
+    """A number for each row, of all that it holds."""
+    columns = (column.to_pylist() for column in rows.columns)
+    texts = (repr(row).encode() for row in zip(*columns, strict=True))
+    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return pa.array([int.from_bytes(digest, "big", signed=True) for digest in digests], pa.int64())
 
 
 def _out_of_order(offsets: Offsets) -> Offsets:
@@ -196,10 +239,11 @@ def _short(value: bytes | None) -> bytes | None:
     return hashlib.blake2b(value, digest_size=SHORT_BYTES).digest()
 
 
-def _spelled(headers: Headers) -> str:
-    """Headers in one spelling, ours left out: the last of its name is ours, any before came with the record."""
+def _spelled(headers: Headers, *, marked: bool) -> str:
+    """Headers in one spelling, ours left out. Where records are ``marked`` the last of its name is ours; others came
+    with the record."""
     names = [name for name, _ in headers]
-    own = {len(names) - 1 - names[::-1].index(ORIGIN)} if ORIGIN in names else set()
+    own = {len(names) - 1 - names[::-1].index(ORIGIN)} if marked and ORIGIN in names else set()
     own |= {number for number, name in enumerate(names) if name == REDRIVEN}
     kept = [(name, value) for number, (name, value) in enumerate(headers) if number not in own]
     if not kept:
@@ -237,20 +281,22 @@ class _Spill:
 
     @classmethod
     def fill(
-        cls, folder: Path, clients: Clients, ends: dict[str, dict[int, int]], letters: dict[str, list[int]]
+        cls, writing: _Writing, clients: Clients, ends: dict[str, dict[int, int]], letters: dict[str, list[int]]
     ) -> _Spill:
-        writing = _Writing(folder)
         places = {where: n for n, where in enumerate((t, p) for t, parts in ends.items() for p in parts)}
         with as_ours("the reading of the output topics"):
             for record in _records(clients, ends):
                 writing.add(record, places[str(record.topic()), int(record.partition() or 0)])
         writing.close(letters)
-        return cls(folder)
+        return cls(writing.folder)
 
 
 class _Writing:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    """``marked``: records say which one they came from. If not, all of them go into one file."""
+
+    def __init__(self, folder: Path, *, marked: bool) -> None:
+        self.folder = folder
+        self._marked = marked
         self._rows: defaultdict[TopicPartition, list[tuple[Any, ...]]] = defaultdict(list)
         self._files: dict[TopicPartition, tuple[str, Any, pa.ipc.RecordBatchStreamWriter]] = {}
         self._counts: defaultdict[TopicPartition, int] = defaultdict(int)
@@ -259,18 +305,21 @@ class _Writing:
 
     def add(self, record: client.Message, place: int) -> None:
         headers: Headers = list(record.headers() or [])  # type: ignore[arg-type]
-        said = next((value for name, value in reversed(headers) if name == ORIGIN), None)
-        origin = read_origin(said) if said is not None else None
-        if origin is None:
-            self._foreign += 1
-            return
-        where = TopicPartition(*origin[:2])
+        where, offset = UNMARKED, 0
+        if self._marked:
+            said = next((value for name, value in reversed(headers) if name == ORIGIN), None)
+            origin = read_origin(said) if said is not None else None
+            if origin is None:
+                self._foreign += 1
+                return
+            where, offset = TopicPartition(*origin[:2]), origin[2]
         key, value = _bytes(record.key()), _bytes(record.value())
         redriven = any(name == REDRIVEN for name, _ in headers)
         kind, stamp = record.timestamp()
         self._stamped += kind == client.TIMESTAMP_LOG_APPEND_TIME
         rows = self._rows[where]
-        rows.append((origin[2], place, redriven, record.topic(), _short(key), _short(value), _spelled(headers), stamp))
+        spelled = _spelled(headers, marked=self._marked)
+        rows.append((offset, place, redriven, record.topic(), _short(key), _short(value), spelled, stamp))
         self._counts[where] += 1
         if len(rows) >= SPILL_ROWS:
             self._write(where)
@@ -278,7 +327,7 @@ class _Writing:
     def _write(self, where: TopicPartition) -> None:
         if where not in self._files:
             name = f"{len(self._files)}.arrow"
-            file = pa.OSFile(str(self._folder / name), "wb")
+            file = pa.OSFile(str(self.folder / name), "wb")
             self._files[where] = (name, file, pa.ipc.new_stream(file, _SCHEMA))
         columns = zip(*self._rows.pop(where), strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
@@ -297,7 +346,7 @@ class _Writing:
             "foreign": self._foreign,
             "stamped": self._stamped,
         }
-        (self._folder / "done").write_text(json.dumps(told))
+        (self.folder / "done").write_text(json.dumps(told))
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:

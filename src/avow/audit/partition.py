@@ -5,7 +5,8 @@ rows take into the sink. A window is as long as a batch of records, so memory is
 are doubled, whatever the size of topic and table.
 
 With a key (dedupe, upsert), the keys of all rows on both sides are given away too, for ``keys`` to judge when they have
-been brought together.
+been brought together. Where rows do not say which record they came from, so is the content of what is due, for
+``content``.
 
 Owns: bringing the two sides together. Must not know: Spark. Neighbours: ``compare`` and ``values`` (which judge),
 ``table`` (the rows), ``engines.task`` (the records).
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.audit import table
-from avow.audit.compare import NO_ROWS, NONE, Compared, Comparison
+from avow.audit.compare import NO_ROWS, NONE, By, Compared, Comparison
 from avow.audit.findings import Offsets
 from avow.audit.values import Window
 from avow.engines.task import Prepared, Work
@@ -49,7 +50,8 @@ class Job:
     scopes: Mapping[TopicPartition, Scope]
     columns: tuple[str, ...]  # of the table, as far as they are ours
     json_columns: frozenset[str]
-    key_types: Mapping[str, pa.DataType]  # of sink.key, in its order; empty under append
+    key_types: Mapping[str, pa.DataType]  # of sink.key, in its order, or of the content; empty under append
+    by: By  # how rows are known
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -75,7 +77,7 @@ def compare_partition(
 ) -> Iterator[pa.RecordBatch | Compared]:
     """The keys of all rows on both sides (with a key), and at last what the comparison came to."""
     pipeline, scope = job.work.pipeline, job.scopes[where]
-    comparison = Comparison(where.topic, where.partition, scope.start, pipeline.sink.mode, compacted=scope.compacted)
+    comparison = Comparison(where.topic, where.partition, scope.start, job.by, compacted=scope.compacted)
     with table.open_reading(pipeline, job.snapshot) as reading:
         letters = reading.letters(where)
         start = scope.start

@@ -12,7 +12,7 @@ from typing import Any
 
 from avow.audit.compare import Tally
 from avow.audit.findings import Finding, Kind, permits
-from avow.audit.judge import Verdict, verdict
+from avow.audit.judge import ALL_SEEN, Reservation, Verdict, verdict
 from avow.guarantee import Guarantee
 from avow.ledger import NOTHING, Counts
 from avow.settings import Mode, Pipeline
@@ -78,18 +78,20 @@ def summed_up(
     notes: Iterable[str],
     shared_keys: int,
     seconds: float,
+    reservation: Reservation = ALL_SEEN,
 ) -> Report:
     guarantee = pipeline.guarantee
     records = sum(audited.tally.read for audited in partitions)
     ordered = tuple(sorted(findings, key=lambda f: (list(Kind).index(f.kind), f.topic, f.partition)))
-    reached = verdict(guarantee, ordered, records)
+    reached = verdict(guarantee, ordered, records, reservation)
+    sentence = _sentence(guarantee, reached, ordered, records, reservation)
     return Report(
         pipeline=pipeline.name,
         guarantee=guarantee,
         mode=pipeline.sink.mode,
         verdict=reached,
-        sentence=_sentence(guarantee, reached, ordered, records),
-        advice=_advice(guarantee, reached, ordered),
+        sentence=f"{sentence} {reservation.limits}".rstrip(),
+        advice=_advice(guarantee, reached, ordered, reservation),
         partitions=partitions,
         findings=ordered,
         notes=tuple(notes),
@@ -98,12 +100,16 @@ def summed_up(
     )
 
 
-def _sentence(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...], records: int) -> str:
+def _sentence(
+    guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...], records: int, reservation: Reservation
+) -> str:
     permitted = _listed(f for f in findings if permits(guarantee, f.kind))
     forbidden = _listed(f for f in findings if not permits(guarantee, f.kind))
     match reached:
         case Verdict.BROKEN:
             return f"broken: {forbidden}. {guarantee} does not permit that."
+        case Verdict.UNKNOWN if reservation.undecided:
+            return f"unknown: {reservation.undecided}."
         case Verdict.UNKNOWN:
             return "unknown: there is no record to audit. Nothing was compared, so nothing is proven."
         case _ if permitted:
@@ -119,8 +125,10 @@ def _listed(findings: Iterable[Finding]) -> str:
     return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
 
 
-def _advice(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...]) -> str:
+def _advice(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...], reservation: Reservation) -> str:
     match reached:
+        case Verdict.UNKNOWN if reservation.undecided:
+            return reservation.advice
         case Verdict.UNKNOWN:
             return "Run the pipeline (avow run FILE --once), then audit again."
         case Verdict.BROKEN:

@@ -29,6 +29,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from avow.audit import keys
 from avow.audit.compare import NONE, Compared
+from avow.audit.content import Due
 from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.partition import Job, compare_partition
 from avow.engines import sql
@@ -139,6 +140,13 @@ class Comparing(AbstractContextManager["Comparing"]):
         pipeline = self._job.work.pipeline
         wrong = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
         return self._named(wrong), _shared(wrong)
+
+    def due(self) -> Due:
+        """By content, all that is due."""
+        if self._frame is None:
+            return Due(NONE, NONE, NONE)
+        seen = self._frame.where("result IS NULL").select("k0", "part", "offset").toArrow()
+        return Due(*(column.to_numpy() for column in seen.columns))
 
     def _named(self, wrong: pa.Table) -> list[Finding]:
         where = {scope.number: one for one, scope in self._job.scopes.items()}

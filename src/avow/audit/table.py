@@ -15,6 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 import pyarrow as pa
 
+from avow.audit.content import Contents
 from avow.audit.findings import Finding, Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
@@ -57,6 +58,9 @@ class Reading(Protocol):
     def order_findings(self) -> Iterator[Finding]:
         """Where rows do not stand in their order, for sinks that keep one."""
 
+    def contents(self) -> Contents | None:
+        """All rows by what they hold, if they do not say which record they came from."""
+
     def notes(self) -> Iterator[str]:
         """What is not wrong, and a reader should know."""
 
@@ -78,6 +82,9 @@ class TableReading:
     def order_findings(self) -> Iterator[Finding]:
         return iter(())
 
+    def contents(self) -> None:
+        return None
+
     def notes(self) -> Iterator[str]:
         return iter(())
 
@@ -90,9 +97,9 @@ def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:
 
             return PostgresReading(pipeline, snapshot)
         case Kafka():
-            from avow.audit.kafka import KafkaReading
+            from avow.audit.kafka import KafkaReading, KafkaUnmarked
 
-            return KafkaReading(pipeline, snapshot)
+            return (KafkaReading if pipeline.sink.origin else KafkaUnmarked)(pipeline, snapshot)
         case Delta() | Iceberg():
             from avow.audit.lake import LakeReading
 

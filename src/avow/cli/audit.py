@@ -28,7 +28,9 @@ COLOURS = {"held": "bold green", "broken": "bold red", "unknown": "bold yellow"}
 SHOWN = 10
 
 
-@click.command(epilog="Exit codes: 0 held · 1 broken · 2 unknown: nothing could be audited, or the file is refused")
+@click.command(
+    epilog="Exit codes: 0 held · 1 broken · 2 unknown: nothing could be audited or decided, or the file is refused"
+)
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.option(

@@ -79,6 +79,7 @@ class Fault:
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
     engines: tuple[str, ...] = HERE  # that it can hurt, or where it says something that it does not say elsewhere
     only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
+    words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
     missing: str = ""  # why it is not built
 
 
@@ -88,6 +89,7 @@ def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object
 
 PLAYED = ("postgres", "kafka")  # the kinds of sinks that the harness can read back
 _POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
+_IN_ONE_ACT = frozenset({EXACTLY})  # the others write outside of any transaction
 _FAULTS = (
     _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=BOTH),
     _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=BOTH),
@@ -112,7 +114,9 @@ _FAULTS = (
     _fault(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
     _fault(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
     _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
-    _fault(14, "transaction-times-out", "transaction times out while the task is paused", hold_s=(17, 18), only=_KAFKA),
+    _fault(
+        14, "transaction-times-out", "transaction times out while the task is paused", only=_KAFKA, words=_IN_ONE_ACT
+    ),
     _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=BOTH, only=_POSTGRES),
     _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
     _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
@@ -191,7 +195,7 @@ def matrix() -> Iterator[Cell]:
     for fault in FAULTS.values():
         if fault.name in CANARIES:
             continue
-        for guarantee in Guarantee:
+        for guarantee in (word for word in Guarantee if word in fault.words):
             for sink in SINKS.values():
                 if sink.kind not in PLAYED or (fault.only and sink.kind not in fault.only):
                     continue
@@ -307,6 +311,7 @@ class Seen:
     exit_code: int | None = None  # of the last run, where a named stop is expected
     kafka_lost: int = 0  # acknowledged to the producer, and not in the log: Kafka's own loss
     notes: tuple[str, ...] = field(default=())
+    live: Mapping[str, int] = field(default_factory=dict)  # anomaly -> records, for who read a topic all the while
 
 
 def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
@@ -320,6 +325,8 @@ def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
         for kind, count in found.items()
         if count and kind not in allowed
     }
+    # Whatever the word: what a reader of committed records has seen stays, and what is there it has seen.
+    wrong |= {f"{count:,} {kind} (live reader)" for kind, count in seen.live.items() if count}
     if cell.canary:
         who = [name for name, found in (("check", seen.check), ("audit", seen.audit)) if set(found) - allowed]
         if len(who) == 2:

@@ -249,6 +249,11 @@ def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
     return found
 
 
+def read_places(bootstrap: str, topic: str) -> list[tuple[int, int]]:
+    """(partition, offset) of every committed record of a topic."""
+    return [(one.partition() or 0, one.offset() or 0) for one in read_messages(bootstrap, topic)]
+
+
 def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
     """Every committed record of a topic. A transaction that ended a moment ago is waited for."""
     consumer = Consumer(

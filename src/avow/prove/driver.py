@@ -98,7 +98,7 @@ class Driver:
     @property
     def paused(self) -> bool:
         with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+            return stopped(psutil.Process(self.pid))
         return False
 
     def stop(self) -> int | None:
@@ -129,6 +129,13 @@ def signal(processes: list[psutil.Process], number: Signals) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+def stopped(process: psutil.Process) -> bool:
+    """Whether it stands still by SIGSTOP."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
 
 
 def await_gone(process: psutil.Process, timeout_s: float = 10) -> bool:

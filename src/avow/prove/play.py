@@ -45,6 +45,7 @@ DRAIN_S = 150
 STARTS_MAX = 3  # after one fault
 SAMPLE_S = 0.5
 WHOLE_S = 60
+LIVE_S = 30
 
 Tell = Callable[[Cell, str], None]  # (cell, what it does)
 NOT_THE_FAULT = (AvowError, KafkaException, psycopg.Error, OSError, TimeoutError)
@@ -348,7 +349,19 @@ class Acts:
             exit_code=code,
             kafka_lost=0 if stopped else len(acknowledged - set(log.values())),
             notes=tuple(notes),
+            live=self._live(),
         )
+
+    def _live(self) -> dict[str, int]:
+        """What was wrong for who read the output while the faults went on, where it is a topic."""
+        follower = self._scene.follower
+        if follower is None:
+            return {}
+        there = check.read_places(self._site.bootstrap, self._scene.table)
+        wrong = follower.wrong(there, LIVE_S)
+        told = ", ".join(f"{count:,} {kind}" for kind, count in wrong.items()) or "each once and in order"
+        self._note(f"a live reader of committed records, {len(there):,} in the end: {told}")
+        return wrong
 
     def _note(self, text: str) -> None:
         self._scene.note(text)

@@ -25,6 +25,7 @@ from avow.local import spark
 from avow.prove.cells import ENGINES, HERE, Cell
 from avow.prove.check import InTable, InTopic, Sent, Stored
 from avow.prove.driver import Driver
+from avow.prove.follower import Follower
 from avow.prove.form import Form
 from avow.prove.site import Site
 from avow.prove.workload import Workload
@@ -60,6 +61,7 @@ class Scene:
         self._connection: psycopg.Connection | None = None
         self._asking = threading.Lock()
         self._positions: dict[int, int] = {}  # in a group, as last seen
+        self.follower = Follower(site.bootstrap, self.table) if cell.sink == "kafka" else None
 
     def enter(self, cell: Cell, note: Callable[[str], None]) -> None:
         """The next cell begins."""
@@ -125,6 +127,8 @@ class Scene:
             workload.give_up()  # one of a cell that could not go on still sends
         if self._connection is not None:
             self._connection.close()
+        if self.follower is not None:
+            self.follower.stop()
         # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.
         with suppress(KafkaException):
             self.site.drop_topic(self.topic)

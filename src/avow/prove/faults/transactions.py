@@ -5,15 +5,21 @@ Owns: how this harm is done. Must not know: verdicts.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from signal import SIGCONT
 
 from avow.engines import failpoints
-from avow.prove.driver import signal
+from avow.prove.driver import signal, stopped
 from avow.prove.faults.base import WAIT_S, Fault
 from avow.prove.faults.brokers import BrokersKilled, coordinating_partition
 from avow.prove.faults.network import NetworkFault
 from avow.prove.proxy import LostReply
+
+# The transaction's own 5 s (``form``), and the ten seconds at which a coordinator looks; with patience.
+TIMES_OUT_S = 60
+# What a coordinator says when it has ended one.
+ROLLED_BACK = r"rollback of ongoing transaction for transactionalId ({}/\S+) due to timeout"
 
 # The header that every record to the output carries. Requests of these pipelines are not compressed.
 IN_REQUEST = b"avow-origin"
@@ -39,10 +45,14 @@ class ProduceReplyLost(NetworkFault):
 class TransactionTimesOut(Fault):
     """A worker stands still in the middle of its write, until Kafka has aborted its transaction; then it goes on."""
 
+    _aborted = ""
+
     def prepare(self) -> None:
         self._folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
         self._folder.mkdir()
         self.env = {failpoints.VARIABLE: f"mid-write:1:stop:{self._folder}"}
+        # Nothing that the brokers have said before is of this transaction.
+        self._said = {broker: broker.log.stat().st_size for broker in self.site.cluster.brokers()}
 
     def inject(self) -> None:
         self._driver = self.scene.driver
@@ -51,13 +61,28 @@ class TransactionTimesOut(Fault):
             self._driver = self.scene.start(env=self.env)
         self.scene.until(lambda: (self._folder / "fired-mid-write").exists() or not self._driver.alive, WAIT_S)
 
+    def hold(self) -> None:
+        self.scene.until(lambda: bool(self._look()) or not self._driver.alive, TIMES_OUT_S)
+        super().hold()
+
+    def _look(self) -> str:
+        """The coordinator's own words, and who stood still meanwhile."""
+        still = [one.pid for one in self._driver.family() if stopped(one)]
+        for broker, before in self._said.items():
+            log = broker.log.read_bytes()[before:].decode(errors="replace")
+            found = re.search(ROLLED_BACK.format(re.escape(self.scene.name)), log)
+            if still and found:
+                self._aborted = (
+                    f"{broker.name} aborted the transaction of {found[1]} for its time-out, while its worker, pid "
+                    f"{still[0]}, stood still in mid-write"
+                )
+        return self._aborted
+
     def heal(self) -> None:
         signal(self._driver.family(), SIGCONT)
 
     def fired(self) -> str:
-        if not (self._folder / "fired-mid-write").exists():
-            return ""
-        return f"a worker of pid {self._driver.pid} stood still in mid-write for {self.hold_s:g} s"
+        return self._aborted
 
 
 class SinkCoordinatorKilled(BrokersKilled):

@@ -161,7 +161,7 @@ class Clients:
         producer = made(client.Producer, PRODUCING | self._sizes() | settings | own, self._given, KEY)
         with as_ours(f"the fencing of other writers of {where}"):
             producer.init_transactions(PATIENCE_S)
-        self._producing[where] = Producing(producer, self._kept(where))
+        self._producing[where] = Producing(producer, self.kept(where))
         return self._producing[where]
 
     def begun(self, where: TopicPartition) -> Producing:
@@ -240,8 +240,8 @@ class Clients:
             self._group_reader = made(client.Consumer, self._ledger_settings | own, self._given, KEY)
         return self._group_reader
 
-    def _kept(self, where: TopicPartition) -> Kept | None:
-        """The ledger's entry, None if there is none."""
+    def kept(self, where: TopicPartition) -> Kept | None:
+        """The ledger's entry, None if there is none. One that a transaction is about to change is waited for."""
         asked = client.TopicPartition(where.topic, where.partition)
         try:
             with as_ours(f"the reading of the position of {where}"):

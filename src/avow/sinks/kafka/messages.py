@@ -73,7 +73,7 @@ class Mapper:
     def __init__(self, pipeline: Pipeline, *, redriven: bool = False) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._sink = pipeline.sink
-        self._own: Headers = [(REDRIVEN, "1")] if redriven and pipeline.sink.origin else []
+        self._own: Headers = [(REDRIVEN, "1")] if redriven else []
         self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}
         self._carried = pipeline.carried
         self._routed = pipeline.sink.routed_by
@@ -141,7 +141,7 @@ class Mapper:
         if sink.headers == "keep" and column.null_count < len(column):
             kept = column.to_pylist()
         if not sink.origin:
-            return [_pairs(given) for given in kept]
+            return [[*_pairs(given), *self._own] for given in kept]
         if not rows.num_rows:
             return []
         topic, partition, offset, _ = sink.lineage

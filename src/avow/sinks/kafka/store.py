@@ -33,6 +33,7 @@ from avow.sinks.kafka.register import Began
 from avow.sinks.kafka.task import KafkaTask
 
 AT_ONCE = 8  # partitions whose entries are changed side by side
+SHOWS_S = 0.5  # a commit is answered a moment before it shows
 AGE_MAX_MS = 24 * 3_600_000  # Kafka keeps positions for seven days unless told otherwise
 
 
@@ -44,6 +45,7 @@ class Store:
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._clients = Clients(pipeline)
+        self._fenced: frozenset[TopicPartition] = frozenset()  # had a position when this run began
 
     def __enter__(self) -> Store:
         return self
@@ -127,18 +129,23 @@ class Store:
     # The ledger
 
     def kept(self, *, stable: bool = False) -> dict[TopicPartition, Kept]:
-        """Every entry. Unless ``stable``, one that a transaction is about to change is as it was before, and nothing is
-        waited for: a dead writer's transaction stays open until a new run fences it, or until its time-out."""
-        deadline = time.monotonic() + self._clients.timeout_ms / 1000 + PATIENCE_S
+        """Every entry. One that a transaction is about to change is waited for. Unless ``stable``, only as long as a
+        commit takes to show that was answered already: a dead writer's transaction stays open until a new run fences
+        it, or until its time-out, and then the entry is as it was before."""
+        deadline = time.monotonic() + (self._clients.timeout_ms / 1000 + PATIENCE_S if stable else SHOWS_S)
         what = f"the reading of the positions of group {self._clients.group}"
-        while (answer := self._clients.ask(what, partial(self._committed, stable=stable), ledger=True)) is None:
-            if time.monotonic() > deadline:
+        wait = True
+        while (answer := self._clients.ask(what, partial(self._committed, stable=wait), ledger=True)) is None:
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+            elif stable:
                 raise SinkError(
                     f"hanging-transaction: one is about to change the positions of group {self._clients.group}, and "
                     "does not end",
                     advice="kafka-transactions.sh finds and aborts it. Or start the pipeline, which ends its own.",
                 )
-            time.sleep(0.2)
+            else:
+                wait = False
         found = {TopicPartition(one.topic, one.partition): one for one in answer if one.offset >= 0}
         return {
             where: kept_entries.read(self._clients.group, where, one.offset, one.metadata)
@@ -178,20 +185,22 @@ class Store:
         def fenced(_: TopicPartition, kept: Kept | None) -> Kept | None:
             return kept and kept.with_entry(ledger.fence(kept.entry, run))
 
-        self._change(known if partitions is None else known.keys() & set(partitions), fenced)
+        ours = known.keys() if partitions is None else known.keys() & set(partitions)
+        self._change(ours, fenced)
+        self._fenced = frozenset(ours)
         return run
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
         began = register.read(self._clients, self._pipeline.dead_letter_topic) if entries else {}
-        for where in entries.keys() & began.keys():
-            raise register.lost(where, began[where], entries[where].topic_id)
 
         def adopted(where: TopicPartition, kept: Kept | None) -> Kept | None:
             first = entries[where]
+            if kept is None and where in began:
+                raise register.lost(where, began[where], first.topic_id)
             if kept is None:
                 return Kept(first, first.position, first.position, 0)
-            if kept.entry.run >= first.run:
+            if kept.entry.run >= first.run and where not in self._fenced:
                 raise Superseded(
                     f"superseded by run {kept.entry.run}: it has begun to read {where} meanwhile",
                     advice="Another run of this pipeline has started at the same time. Stop one of the two.",
@@ -222,6 +231,9 @@ class Store:
                             self._register(producing.client, where, after)
                         clients.send(producing, where, after)
                         producing.client.commit_transaction(PATIENCE_S)
+                    # It is answered a moment before it shows, and a first position that does not show is not even
+                    # waited for by who lists all of them.
+                    clients.kept(where)
                     if begin and clients.elsewhere:
                         self._register(clients.plain, where, after)
                         clients.flush_plain()
