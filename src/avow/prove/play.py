@@ -326,11 +326,11 @@ class Acts:
         acknowledged = {one.number for one in sent if one.fate is Fate.ACKNOWLEDGED}
         found = check.compare(
             sent,
-            scene.form.rows(scene.stored, sent, log),
+            scene.form.rows(scene.target, sent, log),
             self._cell.mode,
             in_log=None if stopped else set(log.values()),
-            until=scene.positions() if stopped else None,
-            dead=scene.stored.dead(),
+            until=scene.target.positions() if stopped else None,
+            dead=scene.target.dead(),
         )
         verdict, audited = self._judges.audit(self._audit_file, site.url)
         checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]
@@ -358,7 +358,7 @@ class Acts:
         while not self._sampling.wait(SAMPLE_S):
             for driver in self._scene.drivers[-2:]:
                 driver.family()  # remembered, so that none of them is left behind if their parent dies
-            rows = self._scene.rows()
+            rows = self._scene.target.count()
             if rows is not None:
                 self._history.add("rows", self._cell.name, rows=rows)
 

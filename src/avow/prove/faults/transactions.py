@@ -5,12 +5,10 @@ Owns: how this harm is done. Must not know: verdicts.
 
 from __future__ import annotations
 
-from pathlib import Path
 from signal import SIGCONT
 
-from avow.engines import failpoints
 from avow.prove.driver import signal
-from avow.prove.faults.base import WAIT_S, Fault
+from avow.prove.faults.base import AtFailpoint
 from avow.prove.faults.brokers import BrokersKilled, coordinating_partition
 from avow.prove.faults.network import NetworkFault
 from avow.prove.proxy import LostReply
@@ -24,7 +22,7 @@ class ProduceReplyLost(NetworkFault):
 
     def harm(self) -> None:
         for proxy in self.proxies():
-            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scene.table.encode(), times=2))
+            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scene.target.table.encode(), times=2))
 
     def hold(self) -> None:
         before = self._before.lost_replies
@@ -36,26 +34,17 @@ class ProduceReplyLost(NetworkFault):
         return f"brokers answered {lost} times that records were written, and the task never heard it" if lost else ""
 
 
-class TransactionTimesOut(Fault):
+class TransactionTimesOut(AtFailpoint):
     """A worker stands still in the middle of its write, until Kafka has aborted its transaction; then it goes on."""
 
-    def prepare(self) -> None:
-        self._folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
-        self._folder.mkdir()
-        self.env = {failpoints.VARIABLE: f"mid-write:1:stop:{self._folder}"}
-
-    def inject(self) -> None:
-        self._driver = self.scene.driver
-        if not self.scene.driver_has(self.env):
-            self._driver.stop()
-            self._driver = self.scene.start(env=self.env)
-        self.scene.until(lambda: (self._folder / "fired-mid-write").exists() or not self._driver.alive, WAIT_S)
+    point = "mid-write"
+    who = "stop"
 
     def heal(self) -> None:
         signal(self._driver.family(), SIGCONT)
 
     def fired(self) -> str:
-        if not (self._folder / "fired-mid-write").exists():
+        if not self.struck:
             return ""
         return f"a worker of pid {self._driver.pid} stood still in mid-write for {self.hold_s:g} s"
 
