@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from avow.cli.prove import exit_code, remaining
+from avow.cli.prove import exit_code, prove, remaining
 from avow.guarantee import Anomaly, Guarantee
 from avow.prove.cells import CANARIES, FAULTS, LAKES, Cell, Queue, Seen, Verdict, judge, matrix, quick, schedule
 from avow.prove.faults import BUILT
 from avow.prove.faults.brokers import coordinating_partition
 from avow.prove.play import fit_for_more
-from avow.prove.targets import TARGETS
+from avow.prove.witnesses import WITNESSES
 from avow.sinks import SINKS
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
@@ -37,7 +39,7 @@ def test_the_coordinator_is_found_by_javas_hash(name: str, hash_: int) -> None:
 
 
 def test_the_matrix_has_every_offer_of_every_sink_and_each_can_be_read_back() -> None:
-    assert TARGETS.keys() == SINKS.keys()
+    assert WITNESSES.keys() == SINKS.keys()
     offers = {(s.kind, m, g) for s in SINKS.values() for m, offer in s.offers.items() for g in offer.guarantees}
     cells = [found for found in matrix() if not found.canary]
     assert {(found.sink, found.mode, found.guarantee) for found in cells} == offers
@@ -60,6 +62,26 @@ def test_quick_of_one_sink_has_what_concerns_it_and_its_own_canaries(sink: str) 
     assert numbers == dict.fromkeys(set(range(1, 27)) - elsewhere, 1) | {0: len(CANARIES)}
     only = {"kafka": {13, 14}, "postgres": {15, 16}, "delta": {17}, "iceberg": {17}}
     assert elsewhere == set(range(13, 18)) - only[sink]
+
+
+def test_the_command_lists_one_sink(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(prove, ["--list", "--quick", "--sink", "iceberg"]).output.splitlines()
+    assert len(listed) == len(list(quick(sinks=["iceberg"])))
+    assert all("iceberg/append/" in line for line in listed)
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'name = "own"\nguarantee = "at-least-once"\nsource = { brokers = "x:1", topics = ["own"] }\n'
+        'decode = { format = "json", schema = "id long not null" }\n'
+        f'sink = {{ kind = "delta", path = "{tmp_path}/lake", mode = "upsert", key = ["id"] }}\n'
+    )
+    for more in ([], ["--quick"]):
+        told = CliRunner().invoke(prove, ["--list", "--pipeline", str(file), *more])
+        canaries = [line for line in told.output.splitlines() if "canary" in line]
+        rest = [line for line in told.output.splitlines() if "canary" not in line]
+        assert len(canaries) == len(CANARIES), told.output
+        assert all("delta/append/" in line for line in canaries), "its own sink's"
+        assert len(rest) > 20
+        assert all("at-least-once  delta/upsert/spark" in line for line in rest)
 
 
 def test_a_fault_is_played_where_it_can_happen() -> None:

@@ -14,7 +14,7 @@ from avow.plan import load_checked
 from avow.prove.cells import ENGINES, FAULTS, Cell, matrix
 from avow.prove.form import Numbered, Own, sample, toml
 from avow.prove.site import Site
-from avow.prove.targets import TARGETS, Target
+from avow.prove.witnesses import WITNESSES, Witness
 from avow.settings import Delta, Iceberg, Postgres, load
 
 ENV = {"DATABASE_URL": "postgresql://me@localhost/scratch"}
@@ -22,15 +22,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "payments.toml"
 CELL = next(cell for cell in matrix() if cell.fault.name == "zombie" and cell.guarantee == "exactly-once")
 
 
-def target(sink: str, folder: Path) -> Target:
+def witness(sink: str, folder: Path) -> Witness:
     """As a scene has it; of its site nothing is asked."""
-    return TARGETS[sink](Site(folder), folder, "p-1", "p_1")
+    return WITNESSES[sink](Site(folder), folder, "p-1", "p_1")
 
 
 @pytest.mark.parametrize("cell", [c for c in matrix() if c.fault.name == "zombie"], ids=lambda cell: cell.name)
 def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path) -> None:
     path = tmp_path / "pipeline.toml"
-    path.write_text(Numbered().text(cell, "p-1", target(cell.sink, tmp_path), "127.0.0.1:1", 500))
+    path.write_text(Numbered().text(cell, "p-1", witness(cell.sink, tmp_path), "127.0.0.1:1", 500))
     made = load_checked(path, ENV)
     declared = (cell.guarantee, cell.mode, ENGINES[cell.engine].name)
     assert (made.guarantee, made.sink.mode, made.engine) == declared
@@ -39,7 +39,7 @@ def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path)
 def test_a_users_pipeline_keeps_what_it_does_and_not_where(tmp_path: Path) -> None:
     own = Own(EXAMPLE, load_checked(EXAMPLE, ENV))
     path = tmp_path / "pipeline.toml"
-    path.write_text(own.text(CELL, "p-1", target("postgres", tmp_path), "127.0.0.1:1", 500))
+    path.write_text(own.text(CELL, "p-1", witness("postgres", tmp_path), "127.0.0.1:1", 500))
     before, after = load_checked(EXAMPLE, ENV), load_checked(path, ENV)
     assert (after.decode, after.transform, after.sink.mode) == (before.decode, before.transform, before.sink.mode)
     assert isinstance(after.sink, Postgres)
@@ -100,7 +100,7 @@ def test_a_users_lake_becomes_a_folder_of_the_cells(kind: str, tmp_path: Path) -
     text = EXAMPLE.read_text()
     file.write_text(f'{text[: text.index("[sink]")]}[sink]\nkind = "{kind}"\n{LAKES[kind]}\n')
     cell = next(c for c in matrix() if c.sink == kind and c.fault.name == "zombie" and c.guarantee == "exactly-once")
-    path.write_text(Own(file, load_checked(file, ENV)).text(cell, "p-1", target(kind, tmp_path), "127.0.0.1:1", 500))
+    path.write_text(Own(file, load_checked(file, ENV)).text(cell, "p-1", witness(kind, tmp_path), "127.0.0.1:1", 500))
     made = load_checked(path, ENV).sink
     assert isinstance(made, Delta | Iceberg)
     assert made.partition_by == load_checked(file, ENV).sink.partition_by  # type: ignore[union-attr]

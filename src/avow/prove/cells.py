@@ -4,7 +4,7 @@ A fault is a row of ``FAULTS``. Sinks and modes come from the sinks' own registr
 guarantee permits from ``avow.guarantee``: a new one of any of them is in the matrix as soon as it is registered.
 
 Owns: the table and every judgement that needs no I/O. Must not know: how a fault is done (``faults``) or how anything
-is read back (``targets``).
+is read back (``witnesses``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The independent check: what the producer sent against what the sink holds, by number and checksum.
 
-It shares no code with the sinks or the audit (the import linter sees to that): ``targets`` read the sink, a plain
+It shares no code with the sinks or the audit (the import linter sees to that): ``witnesses`` read the sink, a plain
 consumer reads the topic, and ``compare`` is a few loops over plain values. Where the audit believes the log and the
 ledger, this believes the producer: every record carries its own number and a checksum of its content.
 

@@ -19,7 +19,7 @@ from avow.errors import ConfigError
 from avow.prove import check
 from avow.prove.cells import ENGINES, Cell
 from avow.prove.check import Row, Sent, checksum
-from avow.prove.targets import Target
+from avow.prove.witnesses import Witness
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import Kafka, Pipeline
 
@@ -37,14 +37,14 @@ class Form(ABC):
     def value(self, number: int, key: int) -> bytes: ...
 
     @abstractmethod
-    def rows(self, target: Target, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, witness: Witness, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         """What is in the sink. ``log`` says which number is at which place."""
 
     def text(
         self,
         cell: Cell,
         name: str,
-        target: Target,
+        witness: Witness,
         brokers: str,
         batch: int,
         spark: Mapping[str, str] | None = None,
@@ -56,7 +56,7 @@ class Form(ABC):
         engine = ENGINES[cell.engine]
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
-        document["sink"] = {**document["sink"], **target.section()}
+        document["sink"] = {**document["sink"], **witness.section()}
         document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
@@ -75,8 +75,8 @@ class Numbered(Form):
     def value(self, number: int, key: int) -> bytes:
         return check.value(number, key)
 
-    def rows(self, target: Target, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
-        return target.numbered()
+    def rows(self, witness: Witness, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
+        return witness.numbered()
 
 
 class Own(Form):
@@ -119,10 +119,10 @@ class Own(Form):
         made = {f.name: _made(f.type, key) if f.name in keys else sample(f, number) for f in fields}
         return json.dumps(made, ensure_ascii=False).encode()
 
-    def rows(self, target: Target, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, witness: Witness, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         known = {one.number: one for one in sent}
         by_place = {(one.partition, one.offset): one.number for one in known.values()} | dict(log)
-        places = target.places(self._pipeline.sink.lineage)
+        places = witness.places(self._pipeline.sink.lineage)
         rows = []
         for place in places:
             number = by_place.get(place, -1)

@@ -1,4 +1,4 @@
-"""A pipeline that cells are played on: its file, topic, target, drivers and workloads. What a fault is handed.
+"""A pipeline that cells are played on: its file, topic, witness, drivers and workloads. What a fault is handed.
 
 A pipeline that came out of a cell clean may go on into the next one of its column. Owns: making these parts and asking
 them how far they are. Must not know: faults or verdicts.
@@ -22,7 +22,7 @@ from avow.prove.check import Sent
 from avow.prove.driver import Driver
 from avow.prove.form import Form
 from avow.prove.site import Site
-from avow.prove.targets import TARGETS
+from avow.prove.witnesses import WITNESSES
 from avow.prove.workload import Workload
 
 POLL_S = 0.25
@@ -44,7 +44,7 @@ class Scene:
     ) -> None:
         self.form, self.site, self.folder, self.name = form, site, folder, name
         self.topic = name
-        self.target = TARGETS[cell.sink](site, folder, name, name.replace("-", "_"))
+        self.witness = WITNESSES[cell.sink](site, folder, name, name.replace("-", "_"))
         self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
         self.temporary.mkdir(parents=True)
         self.spark_folder = folder / "spark"  # what a killed JVM leaves behind goes with the rest
@@ -58,6 +58,11 @@ class Scene:
         """The next cell begins."""
         self.cell = cell
         self.note = note  # tells the history
+
+    @property
+    def worn(self) -> bool:
+        """Whether another cell should have a pipeline of its own."""
+        return len(self.workloads) >= self.witness.cells_max
 
     @property
     def on_cluster(self) -> bool:
@@ -79,7 +84,7 @@ class Scene:
         """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
         that a fault hurts."""
         master = {"master": self.site.sparks().url} if self.on_cluster else {}
-        names = (self.name, self.target)
+        names = (self.name, self.witness)
         self.file.write_text(
             self.form.text(self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master), encoding="utf-8"
         )
@@ -116,7 +121,7 @@ class Scene:
             driver.end()
         for workload in self.workloads:
             workload.give_up()  # one of a cell that could not go on still sends
-        self.target.close()
+        self.witness.close()
         # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.
         with suppress(KafkaException):
             self.site.drop_topic(self.topic)
@@ -124,7 +129,7 @@ class Scene:
     # How far it is.
 
     def claimed(self) -> int:
-        return sum(self.target.positions().values())
+        return sum(self.witness.positions().values())
 
     def until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -143,7 +148,7 @@ class Scene:
         return self.until(lambda: self.claimed() > than or not self.driver.alive, timeout_s) and self.claimed() > than
 
     def caught_up(self) -> bool:
-        ends, positions = self.site.ends(self.topic), self.target.positions()
+        ends, positions = self.site.ends(self.topic), self.witness.positions()
         return all(positions.get(number, 0) >= end for number, end in ends.items())
 
     def require(self, met: bool, what: str) -> None:

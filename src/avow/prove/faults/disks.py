@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from avow.local.cluster import disk_use
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
-from avow.prove.targets import LakeTarget, PostgresTarget
+from avow.prove.witnesses import LakeWitness, PostgresWitness
 
 SIZE_MB = 24
 FULL = "No space left on device"
@@ -55,11 +55,11 @@ class DiskFullDatabase(_SmallDisk):
     """The table moves to a small disk, which is then full: COPY fails until there is room again."""
 
     def prepare(self) -> None:
-        assert isinstance(self.scene.target, PostgresTarget)
-        self._target = self.scene.target
+        assert isinstance(self.scene.witness, PostgresWitness)
+        self._witness = self.scene.witness
         self._space = f"small_{self.chance.randrange(10**9)}"
         self._folder = self.site.postgres.folder / self._space
-        self.mount(self._folder, "nobody", SIZE_MB + 2 * self._target.bytes() // 2**20)
+        self.mount(self._folder, "nobody", SIZE_MB + 2 * self._witness.bytes() // 2**20)
 
     def inject(self) -> None:
         self._log_size = self.site.postgres.log.stat().st_size
@@ -68,8 +68,8 @@ class DiskFullDatabase(_SmallDisk):
         owner = self.site.postgres.identity()
         if owner:
             os.chown(data, owner["user"], owner["group"])
-        self._target.execute(f"CREATE TABLESPACE {self._space} LOCATION '{data}'")
-        self._target.execute(f'ALTER TABLE "{self._target.table}" SET TABLESPACE {self._space}')
+        self._witness.execute(f"CREATE TABLESPACE {self._space} LOCATION '{data}'")
+        self._witness.execute(f'ALTER TABLE "{self._witness.table}" SET TABLESPACE {self._space}')
         self.fill(self._folder)
 
     def hold(self) -> None:
@@ -84,8 +84,8 @@ class DiskFullDatabase(_SmallDisk):
 
     def close(self) -> None:
         with suppress(Exception):
-            self._target.execute(f'ALTER TABLE "{self._target.table}" SET TABLESPACE pg_default')
-            self._target.execute(f"DROP TABLESPACE {self._space}")
+            self._witness.execute(f'ALTER TABLE "{self._witness.table}" SET TABLESPACE pg_default')
+            self._witness.execute(f"DROP TABLESPACE {self._space}")
         self.unmount()
 
 
@@ -195,5 +195,5 @@ class DiskFullLake(_DiskFullUnderRun):
 
     @property
     def place(self) -> Path:
-        assert isinstance(self.scene.target, LakeTarget)
-        return self.scene.target.place
+        assert isinstance(self.scene.witness, LakeWitness)
+        return self.scene.witness.place

@@ -99,11 +99,11 @@ class Zombie(Fault):
     def inject(self) -> None:
         self._first = self.scene.driver
         self._was_paused = self._first.pause()
-        before = self.scene.target.claiming_run()
+        before = self.scene.witness.claiming_run()
         second = self.scene.start()
         # Not any claim: on a cluster, tasks of the first go on while their driver stands still.
-        self.scene.until(lambda: self.scene.target.claiming_run() > before or not second.alive, WAIT_S)
-        self._moved = self.scene.target.claiming_run() > before
+        self.scene.until(lambda: self.scene.witness.claiming_run() > before or not second.alive, WAIT_S)
+        self._moved = self.scene.witness.claiming_run() > before
 
     def heal(self) -> None:
         self._first.resume()

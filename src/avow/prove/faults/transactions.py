@@ -22,7 +22,7 @@ class ProduceReplyLost(NetworkFault):
 
     def harm(self) -> None:
         for proxy in self.proxies():
-            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scene.target.table.encode(), times=2))
+            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scene.witness.table.encode(), times=2))
 
     def hold(self) -> None:
         before = self._before.lost_replies

@@ -11,10 +11,10 @@ from typing import Any
 from confluent_kafka import KafkaException, Message
 
 from avow.prove.check import Row, read_messages
-from avow.prove.targets.base import Around, Target
+from avow.prove.witnesses.base import Around, Witness
 
 
-class KafkaTarget(Target):
+class KafkaWitness(Witness):
     def __init__(self, site: Around, folder: Path, pipeline: str, table: str) -> None:
         super().__init__(site, folder, pipeline, table)
         self._letters = f"{pipeline}.dead-letters"

@@ -21,15 +21,18 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
+from sqlalchemy.exc import SQLAlchemyError
 
 from avow.errors import LocalError
-from avow.prove.targets.base import Around, TableTarget
+from avow.prove.witnesses.base import Around, TableWitness
 
 DEAD_LETTERS = "_dead_letters"
 
 
-class LakeTarget(TableTarget):
+class LakeWitness(TableWitness):
     """``place`` is the folder that holds its tables, and nothing else."""
+
+    cells_max = 8  # every batch leaves a version and files, and each judge opens them all
 
     def __init__(self, site: Around, folder: Path, pipeline: str, table: str) -> None:
         super().__init__(site, folder, pipeline, table)
@@ -60,14 +63,17 @@ class LakeTarget(TableTarget):
         """Of the table with this suffix; None if there is none."""
 
     def read(self, columns: Sequence[str], suffix: str = "") -> list[tuple[Any, ...]]:
-        found = self._columns(suffix, columns)
+        try:
+            found = self._columns(suffix, columns)
+        except (DeltaError, SQLAlchemyError, pa.ArrowException) as error:
+            raise LocalError(f"table {self.table}{suffix} cannot be read back: {error}") from error
         return [] if found is None else list(zip(*(found[name].to_pylist() for name in columns), strict=True))
 
     def dead(self) -> list[tuple[int, int]]:
         return [(row[0], row[1]) for row in self.read(["partition", "offset"], DEAD_LETTERS)]
 
 
-class DeltaTarget(LakeTarget):
+class DeltaWitness(LakeWitness):
     _handle: DeltaTable | None = None
 
     def section(self) -> dict[str, Any]:
@@ -109,11 +115,9 @@ class DeltaTarget(LakeTarget):
             return DeltaTable(self._path(suffix)).to_pyarrow_table(columns=list(columns))
         except TableNotFoundError:
             return None
-        except DeltaError as error:
-            raise LocalError(f"the table cannot be read back: {error}") from error
 
 
-class IcebergTarget(LakeTarget):
+class IcebergWitness(LakeWitness):
     def section(self) -> dict[str, Any]:
         return {"table": f"lake.{self.table}", "catalog": {"warehouse": str(self.place)}}
 

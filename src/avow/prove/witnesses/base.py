@@ -1,4 +1,4 @@
-"""What the harness asks of any sink.
+"""What the harness asks about any sink.
 
 Owns: the shape of it. Must not know: any one of them.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from avow.prove.check import COLUMNS, Row
 
 
 class Around(Protocol):
-    """What a target is given of the site. All of it past the proxies."""
+    """What a witness is given of the site. All of it past the proxies."""
 
     @property
     def url(self) -> str:
@@ -33,8 +33,10 @@ class Around(Protocol):
     def drop_topic(self, name: str) -> None: ...
 
 
-class Target(ABC):
-    """Where one pipeline's rows go. ``folder`` is the pipeline's own; its input topic has its name."""
+class Witness(ABC):
+    """Of the sink of one pipeline. ``folder`` is the pipeline's own; its input topic has its name."""
+
+    cells_max: ClassVar[int] = 1_000  # that one pipeline is played in, before reading it back costs more than a new one
 
     def __init__(self, site: Around, folder: Path, pipeline: str, table: str) -> None:
         self.site, self.folder, self.pipeline, self.table = site, folder.absolute(), pipeline, table
@@ -76,7 +78,7 @@ class Target(ABC):
         return None
 
 
-class TableTarget(Target):
+class TableWitness(Witness):
     """Rows are in a table, with their lineage in columns."""
 
     @abstractmethod

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from avow.prove.targets.base import Around, TableTarget
+from avow.prove.witnesses.base import Around, TableWitness
 
 
-class PostgresTarget(TableTarget):
+class PostgresWitness(TableWitness):
     def __init__(self, site: Around, folder: Path, pipeline: str, table: str) -> None:
         super().__init__(site, folder, pipeline, table)
         self._connection: psycopg.Connection | None = None
