@@ -36,7 +36,9 @@ def faults() -> str:
     lines = [f"| # | name | fault | on | into | {' | '.join(words)} |", f"|---|---|---|---|---|{'---|' * len(words)}"]
     for fault in FAULTS.values():
         cells = [Cell(fault, word) for word in Guarantee]
-        due = [f"must show: {cell.must_show}" if cell.must_show else "held" for cell in cells]
+        unseen = ", ".join(kind for kind in SINKS if kind in fault.unseen_in)
+        but = f" ({unseen}: held)" if unseen else ""
+        due = [f"must show: {cell.must_show}{but}" if cell.must_show else "held" for cell in cells]
         if fault.stop:
             due = [f"stops: {fault.stop[1]}"] * len(words)
         if fault.missing:
