@@ -11,6 +11,7 @@ from pathlib import Path
 
 from avow.guarantee import Act, Guarantee, diagram
 from avow.prove.cells import CANARIES, FAULTS, Cell
+from avow.sinks import SINKS
 
 DOCS = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
@@ -32,10 +33,12 @@ def orders() -> str:
 def faults() -> str:
     """The faults, and what each must come to."""
     words = [str(word) for word in Guarantee]
-    lines = [f"| # | name | fault | on | {' | '.join(words)} |", f"|---|---|---|---|{'---|' * len(words)}"]
+    lines = [f"| # | name | fault | on | into | {' | '.join(words)} |", f"|---|---|---|---|---|{'---|' * len(words)}"]
     for fault in FAULTS.values():
         cells = [Cell(fault, word) for word in Guarantee]
-        due = [f"must show: {cell.must_show}" if cell.must_show else "held" for cell in cells]
+        unseen = ", ".join(kind for kind in SINKS if kind in fault.unseen_in)
+        but = f" ({unseen}: held)" if unseen else ""
+        due = [f"must show: {cell.must_show}{but}" if cell.must_show else "held" for cell in cells]
         due = [what if cell.guarantee in fault.words else "" for what, cell in zip(due, cells, strict=True)]
         if fault.stop:
             due = [f"stops: {fault.stop[1]}"] * len(words)
@@ -43,7 +46,8 @@ def faults() -> str:
             due = [fault.missing, *[""] * (len(words) - 1)]
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
-        where = ", ".join(fault.engines)
+        sinks = ", ".join(kind for kind in SINKS if kind in fault.only) or "every sink"
+        where = f"{', '.join(fault.engines)} | {sinks}"
         lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {where} | {' | '.join(due)} |")
     return "\n".join(lines) + "\n"
 

@@ -71,6 +71,18 @@ def test_a_few_cells_hold_and_the_canary_is_caught(tmp_path: Path) -> None:
     assert again.stdout.startswith("0 cells"), "nothing is left to do"
 
 
+def test_a_lake_whose_commit_has_an_unknown_outcome(tmp_path: Path) -> None:
+    out = tmp_path / "proof"
+    options = ["--fault", "lake-commit-unknown", "--guarantee", "at-least-once", "--mode", "append", "--records", "800"]
+    done = prove(*options, "--seed", "11", "--out", str(out))
+    told = history.verdicts(out)
+    shown = json.dumps(told, indent=1) + done.stdout + done.stderr
+    cells = [f"lake-commit-unknown/at-least-once/{sink}/append/spark" for sink in ("delta", "iceberg")]
+    assert {name: line["verdict"] for name, line in told.items()} == dict.fromkeys(cells, "held"), shown
+    assert all(line["check"]["duplicated"] > 0 for line in told.values()), shown
+    assert done.returncode == 0, shown
+
+
 def test_a_pipeline_of_ones_own(tmp_path: Path) -> None:
     file, out = tmp_path / "orders.toml", tmp_path / "proof"
     file.write_text(OWN)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from avow.cli.prove import exit_code, remaining
+from avow.cli.prove import exit_code, prove, remaining
 from avow.guarantee import Anomaly, Guarantee
-from avow.prove.cells import CANARIES, FAULTS, PLAYED, Cell, Queue, Seen, Verdict, judge, matrix, quick, schedule
+from avow.prove.cells import CANARIES, FAULTS, LAKES, Cell, Queue, Seen, Verdict, judge, matrix, quick, schedule
 from avow.prove.faults import BUILT
 from avow.prove.faults.brokers import coordinating_partition
 from avow.prove.play import fit_for_more
+from avow.prove.witnesses import WITNESSES
 from avow.sinks import SINKS
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
@@ -35,9 +38,9 @@ def test_the_coordinator_is_found_by_javas_hash(name: str, hash_: int) -> None:
         assert coordinating_partition(name, partitions) == (0 if hash_ == -(2**31) else abs(hash_)) % partitions
 
 
-def test_the_matrix_has_every_offer_of_every_sink_that_is_played() -> None:
-    played = [SINKS[kind] for kind in PLAYED]
-    offers = {(s.kind, m, g) for s in played for m, offer in s.offers.items() for g in offer.guarantees}
+def test_the_matrix_has_every_offer_of_every_sink_and_each_can_be_read_back() -> None:
+    assert WITNESSES.keys() == SINKS.keys()
+    offers = {(s.kind, m, g) for s in SINKS.values() for m, offer in s.offers.items() for g in offer.guarantees}
     cells = [found for found in matrix() if not found.canary]
     assert {(found.sink, found.mode, found.guarantee) for found in cells} == offers
     assert len({found.name for found in matrix()}) == len(list(matrix()))
@@ -48,6 +51,37 @@ def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
     assert numbers == dict.fromkeys(range(1, 27), 1) | {0: len(CANARIES)}
     others = [(found.fault.name, found.engine) for found in quick() if found.engine != "spark"]
     assert others == [("executor-killed", "spark-cluster")]
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_quick_of_one_sink_has_what_concerns_it_and_its_own_canaries(sink: str) -> None:
+    cells = list(quick(sinks=[sink]))
+    assert {found.sink for found in cells} == {sink}
+    numbers = Counter(found.fault.number for found in cells if found.engine == "spark")
+    elsewhere = {fault.number for fault in FAULTS.values() if fault.only} - numbers.keys()
+    assert numbers == dict.fromkeys(set(range(1, 27)) - elsewhere, 1) | {0: len(CANARIES)}
+    only = {"kafka": {13, 14}, "postgres": {15, 16}, "delta": {17}, "iceberg": {17}}
+    assert elsewhere == set(range(13, 18)) - only[sink]
+
+
+def test_the_command_lists_one_sink(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(prove, ["--list", "--quick", "--sink", "iceberg"]).output.splitlines()
+    assert len(listed) == len(list(quick(sinks=["iceberg"])))
+    assert all("iceberg/append/" in line for line in listed)
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'name = "own"\nguarantee = "at-least-once"\nsource = { brokers = "x:1", topics = ["own"] }\n'
+        'decode = { format = "json", schema = "id long not null" }\n'
+        f'sink = {{ kind = "delta", path = "{tmp_path}/lake", mode = "upsert", key = ["id"] }}\n'
+    )
+    for more in ([], ["--quick"]):
+        told = CliRunner().invoke(prove, ["--list", "--pipeline", str(file), *more])
+        canaries = [line for line in told.output.splitlines() if "canary" in line]
+        rest = [line for line in told.output.splitlines() if "canary" not in line]
+        assert len(canaries) == len(CANARIES), told.output
+        assert all("delta/append/" in line for line in canaries), "its own sink's"
+        assert len(rest) > 20
+        assert all("at-least-once  delta/upsert/spark" in line for line in rest)
 
 
 def test_a_fault_is_played_where_it_can_happen() -> None:
@@ -72,7 +106,9 @@ def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:
         taken.append(queue.take(taken[-1].column))
     cells = [found for found in taken if found]
     assert sorted(found.name for found in cells) == sorted(found.name for found in matrix())
-    assert [found.fault.name for found in cells[: len(CANARIES)]] == list(CANARIES)
+    canaries = [(found.sink, found.fault.name) for found in cells if found.canary]
+    assert canaries == [(sink, name) for sink in SINKS for name in CANARIES]
+    assert all(found.canary for found in cells[: len(canaries)]), "before anything else"
     columns = [found.column for found in cells if not found.canary]
     changes = sum(one != other for one, other in itertools.pairwise(columns))
     assert changes == len(set(columns)) - 1, "a pipeline goes on as long as it can"
@@ -120,6 +156,10 @@ def test_what_must_show_is_what_the_guarantee_permits() -> None:
     assert cell("killed-after-write", LEAST).must_show is Anomaly.DUPLICATED
     assert cell("killed-after-write", LEAST, "upsert").must_show is None, "a key is there once, whatever happens"
     assert all(found.must_show is None for found in matrix() if found.guarantee is EXACTLY)
+    shown = {(found.fault.name, found.sink) for found in matrix() if found.must_show}
+    assert {sink for name, sink in shown if name == "killed-after-claim"} == SINKS.keys()
+    mid_write = {sink for name, sink in shown if name == "killed-in-mid-write"}
+    assert mid_write == SINKS.keys() - LAKES, "a lake's tasks have done nothing that shows"
 
 
 @pytest.mark.parametrize("name", list(FAULTS))

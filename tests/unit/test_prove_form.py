@@ -13,17 +13,24 @@ from avow.errors import ConfigError
 from avow.plan import load_checked
 from avow.prove.cells import ENGINES, FAULTS, Cell, matrix
 from avow.prove.form import Numbered, Own, sample, toml
-from avow.settings import Postgres, load
+from avow.prove.site import Site
+from avow.prove.witnesses import WITNESSES, Witness
+from avow.settings import Delta, Iceberg, Postgres, load
 
 ENV = {"DATABASE_URL": "postgresql://me@localhost/scratch"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "payments.toml"
 CELL = next(cell for cell in matrix() if cell.fault.name == "zombie" and cell.guarantee == "exactly-once")
 
 
+def witness(sink: str, folder: Path) -> Witness:
+    """As a scene has it; of its site nothing is asked."""
+    return WITNESSES[sink](Site(folder), folder, "p-1", "p_1")
+
+
 @pytest.mark.parametrize("cell", [c for c in matrix() if c.fault.name == "zombie"], ids=lambda cell: cell.name)
 def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path) -> None:
     path = tmp_path / "pipeline.toml"
-    path.write_text(Numbered().text(cell, "p-1", "p_1", "127.0.0.1:1", 500))
+    path.write_text(Numbered().text(cell, "p-1", witness(cell.sink, tmp_path), "127.0.0.1:1", 500))
     made = load_checked(path, ENV)
     declared = (cell.guarantee, cell.mode, ENGINES[cell.engine].name)
     assert (made.guarantee, made.sink.mode, made.engine) == declared
@@ -32,7 +39,7 @@ def test_every_cell_has_a_pipeline_that_avow_accepts(cell: Cell, tmp_path: Path)
 def test_a_users_pipeline_keeps_what_it_does_and_not_where(tmp_path: Path) -> None:
     own = Own(EXAMPLE, load_checked(EXAMPLE, ENV))
     path = tmp_path / "pipeline.toml"
-    path.write_text(own.text(CELL, "p-1", "p_1", "127.0.0.1:1", 500))
+    path.write_text(own.text(CELL, "p-1", witness("postgres", tmp_path), "127.0.0.1:1", 500))
     before, after = load_checked(EXAMPLE, ENV), load_checked(path, ENV)
     assert (after.decode, after.transform, after.sink.mode) == (before.decode, before.transform, before.sink.mode)
     assert isinstance(after.sink, Postgres)
@@ -80,9 +87,25 @@ def test_there_is_a_cell_for_every_fault() -> None:
     assert {cell.fault.name for cell in matrix()} == FAULTS.keys()
 
 
-def test_a_sink_that_is_not_played_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "lake.toml"
+# What a user's lake may have that a proof must not touch, and what it must keep.
+LAKES = {
+    "delta": 'path = "s3://theirs/payments"\noptions = { aws_region = "x" }\npartition_by = "day(at)"',
+    "iceberg": 'table = "their.payments"\ncatalog = { type = "rest", uri = "http://theirs" }\npartition_by = "day(at)"',
+}
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_users_lake_becomes_a_folder_of_the_cells(kind: str, tmp_path: Path) -> None:
+    file, path = tmp_path / "lake.toml", tmp_path / "pipeline.toml"
     text = EXAMPLE.read_text()
-    path.write_text(f'{text[: text.index("[sink]")]}[sink]\nkind = "delta"\npath = "{tmp_path}/lake"\n')
-    with pytest.raises(ConfigError, match=r"sink\.kind: a proof cannot be made into delta yet"):
-        Own(path, load_checked(path, ENV))
+    file.write_text(f'{text[: text.index("[sink]")]}[sink]\nkind = "{kind}"\n{LAKES[kind]}\n')
+    cell = next(c for c in matrix() if c.sink == kind and c.fault.name == "zombie" and c.guarantee == "exactly-once")
+    path.write_text(Own(file, load_checked(file, ENV)).text(cell, "p-1", witness(kind, tmp_path), "127.0.0.1:1", 500))
+    made = load_checked(path, ENV).sink
+    assert isinstance(made, Delta | Iceberg)
+    assert made.partition_by == load_checked(file, ENV).sink.partition_by  # type: ignore[union-attr]
+    if isinstance(made, Delta):
+        assert (made.path, made.options) == (str(tmp_path / "lake" / "p_1"), {})
+    else:
+        assert made.table == "lake.p_1"
+        assert made.catalog.keys() == {"warehouse"}

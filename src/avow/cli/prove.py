@@ -18,7 +18,7 @@ from avow.errors import ConfigError
 from avow.guarantee import Guarantee
 from avow.plan import load_checked
 from avow.prove import history, report
-from avow.prove.cells import ENGINES, FAULTS, PLAYED, Cell, Verdict, matrix, quick
+from avow.prove.cells import ENGINES, FAULTS, Cell, Verdict, matrix, quick
 from avow.sinks import SINKS
 
 if TYPE_CHECKING:  # they bring Spark with them, which `--list` need not wait for
@@ -34,7 +34,7 @@ COLOURS = {
     Verdict.UNKNOWN: "yellow",
     Verdict.NOT_RUN: "dim",
 }
-MODES = tuple(dict.fromkeys(mode for kind in PLAYED for mode in SINKS[kind].offers))
+MODES = tuple(dict.fromkeys(mode for kind in SINKS.values() for mode in kind.offers))
 
 
 @click.command(
@@ -48,7 +48,7 @@ MODES = tuple(dict.fromkeys(mode for kind in PLAYED for mode in SINKS[kind].offe
 )
 @click.option("--fault", "faults", multiple=True, type=click.Choice(list(FAULTS)), metavar="NAME", help="See --list.")
 @click.option("--guarantee", "guarantees", multiple=True, type=click.Choice([str(word) for word in Guarantee]))
-@click.option("--sink", "sinks", multiple=True, type=click.Choice(PLAYED))
+@click.option("--sink", "sinks", multiple=True, type=click.Choice(list(SINKS)))
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES))
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)))
 @click.option(
@@ -90,8 +90,10 @@ def prove(
     from its schema. Its own topics and tables are not touched.
     """
     own, declared = _own(pipeline) if pipeline else (None, None)
-    # A pipeline of one's own has one guarantee: there, quick is one cell per fault under that one.
-    source = matrix() if not is_quick else quick() if declared is None else quick(declared[0], declared[2])
+    source = matrix()
+    if is_quick:
+        # A pipeline of one's own has one guarantee: there, quick is one cell per fault under that one.
+        source = quick(sinks=sinks) if declared is None else quick(declared[0], declared[2], [declared[1]])
     cells = [
         cell
         for cell in source
@@ -100,7 +102,7 @@ def prove(
         and (not sinks or cell.sink in sinks)
         and (not modes or cell.mode in modes)
         and (not engines or cell.engine in engines)
-        and (declared is None or cell.canary or _declares(declared, cell))
+        and (declared is None or _declares(declared, cell))
     ]
     console = Console(highlight=False, soft_wrap=True)
     if only_list:
@@ -121,7 +123,9 @@ def prove(
 
 
 def _declares(declared: tuple[str, str, str, str], cell: Cell) -> bool:
-    return declared == (cell.guarantee, cell.sink, cell.mode, ENGINES[cell.engine].name)
+    """Canaries are the harness's own pipelines, into the same sink."""
+    ours = (cell.guarantee, cell.sink, cell.mode, ENGINES[cell.engine].name)
+    return cell.sink == declared[1] if cell.canary else ours == declared
 
 
 def _own(file: Path) -> tuple[Form, tuple[str, str, str, str]]:

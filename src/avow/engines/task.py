@@ -130,6 +130,7 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
 
 def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> None:
     """In the driver: the acts of one batch, in the guarantee's order, over what its tasks have staged."""
+    failpoint("staged", work.batch)
     steps = order(work.pipeline.guarantee.steps)
     for step in steps:
         sink.commit(

@@ -4,7 +4,7 @@ A fault is a row of ``FAULTS``. Sinks and modes come from the sinks' own registr
 guarantee permits from ``avow.guarantee``: a new one of any of them is in the matrix as soon as it is registered.
 
 Owns: the table and every judgement that needs no I/O. Must not know: how a fault is done (``faults``) or how anything
-is read back (``check``).
+is read back (``witnesses``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -80,6 +80,7 @@ class Fault:
     engines: tuple[str, ...] = HERE  # that it can hurt, or where it says something that it does not say elsewhere
     only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
+    unseen_in: frozenset[str] = frozenset()  # the sinks where what it ``shows`` cannot come of it
     missing: str = ""  # why it is not built
 
 
@@ -87,16 +88,19 @@ def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object
     return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
 
 
-PLAYED = ("postgres", "kafka")  # the kinds of sinks that the harness can read back
+# A lake's table has one commit for all tasks: they write files that nobody sees yet, and the acts are the driver's.
+LAKES = frozenset({"delta", "iceberg"})
 _POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
 _IN_ONE_ACT = frozenset({EXACTLY})  # the others write outside of any transaction
 _FAULTS = (
     _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=BOTH),
     _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=BOTH),
-    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=BOTH),
+    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=BOTH, unseen_in=LAKES),
+    _fault(3, "killed-before-commit", "kill -9 between the files and their commit", only=LAKES),
     _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=BOTH),
     _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes", engines=BOTH),
     _fault(5, "two-drivers", "two drivers at once"),
+    _fault(5, "three-drivers", "three drivers at once, one of them kill -9", only=LAKES),
     _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True),
     _fault(6, "jvm-killed", "Spark's JVM kill -9"),
     _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=THERE),
@@ -123,8 +127,9 @@ _FAULTS = (
     _fault(
         16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=BOTH, only=_POSTGRES
     ),
-    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", missing="lakes are not played yet"),
+    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", LEAST, only=LAKES),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
+    _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=LAKES),
     _fault(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
     _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True),
     _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
@@ -175,7 +180,7 @@ class Cell:
     @property
     def must_show(self) -> Anomaly | None:
         """The permitted anomaly that has to appear here. A table with a key cannot hold a record twice."""
-        if self.guarantee not in self.fault.shows:
+        if self.guarantee not in self.fault.shows or self.sink in self.fault.unseen_in:
             return None
         (anomaly,) = self.guarantee.permits
         return None if anomaly is Anomaly.DUPLICATED and self.mode != "append" else anomaly
@@ -189,31 +194,36 @@ class Cell:
 
 
 def matrix() -> Iterator[Cell]:
-    """Every cell there is: the canaries, then by fault, guarantee, sink, mode and engine."""
-    for name, guarantee in CANARIES.items():
-        yield Cell(FAULTS[name], guarantee)
+    """Every cell there is: the canaries of each sink, then by fault, guarantee, sink, mode and engine."""
+    for sink in SINKS.values():
+        yield from (Cell(FAULTS[name], guarantee, sink.kind) for name, guarantee in CANARIES.items())
     for fault in FAULTS.values():
         if fault.name in CANARIES:
             continue
         for guarantee in (word for word in Guarantee if word in fault.words):
             for sink in SINKS.values():
-                if sink.kind not in PLAYED or (fault.only and sink.kind not in fault.only):
-                    continue
-                for mode in sink.offers:
+                for mode in sink.offers if concerns(fault, sink.kind) else ():
                     if guarantee in sink.offered(mode):
                         engines = [name for name in fault.engines if mode in (ENGINES[name].modes or {mode})]
                         yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in engines)
 
 
-def quick(word: str | None = None, mode: str = "append") -> Iterator[Cell]:
+def concerns(fault: Fault, sink: str) -> bool:
+    return not fault.only or sink in fault.only
+
+
+def quick(word: str | None = None, mode: str = "append", sinks: Collection[str] = ()) -> Iterator[Cell]:
     """One cell for each numbered fault, one on each other engine, and the canaries. Under one ``word``, or where the
-    fault says most: the word that must show something, else exactly-once."""
+    fault says most: the word that must show something, else exactly-once. Into the first sink that has it, of
+    ``sinks`` or of all."""
     seen: set[int | str] = set()
-    for cell in matrix():
+    cells = [cell for cell in matrix() if not sinks or cell.sink in sinks]
+    for cell in cells:
         # On another engine than the first: what can be hurt there only.
         kind = cell.fault.number if cell.engine in HERE else cell.engine if cell.fault.engines == (cell.engine,) else 0
         if cell.canary:
-            yield cell
+            if cell.sink == cells[0].sink:
+                yield cell
         elif kind and cell.mode == mode and kind not in seen:
             says_most = min(cell.fault.shows) if cell.fault.shows else EXACTLY
             if cell.guarantee == (word or says_most):
@@ -276,7 +286,7 @@ def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
     may = [
         fault
         for fault in FAULTS.values()
-        if fault.in_mix and cell.engine in fault.engines and (not fault.only or cell.sink in fault.only)
+        if fault.in_mix and cell.engine in fault.engines and concerns(fault, cell.sink)
     ]
     mixed = may if cell.fault.name == "mix" else []
     if mixed:

@@ -1,6 +1,6 @@
-"""The independent check: what the producer sent against what the table holds, by number and checksum.
+"""The independent check: what the producer sent against what the sink holds, by number and checksum.
 
-It shares no code with the sinks or the audit (the import linter sees to that): psycopg reads the table, a plain
+It shares no code with the sinks or the audit (the import linter sees to that): ``witnesses`` read the sink, a plain
 consumer reads the topic, and ``compare`` is a few loops over plain values. Where the audit believes the log and the
 ledger, this believes the producer: every record carries its own number and a checksum of its content.
 
@@ -15,20 +15,19 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from psycopg import sql
 
 from avow.guarantee import Anomaly
 
 READ_TIMEOUT_S = 60
 HEADER = "avow-number"  # every record carries its number here too, whatever its value is
 SCHEMA = "n long not null, k long not null, crc long not null, body string not null"
+COLUMNS = ("n", "k", "crc", "body", "_kafka_partition", "_kafka_offset")  # of a row
 _QUIET = logging.getLogger("avow.prove.check")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
@@ -157,83 +156,6 @@ def _lost_by_key(rows: list[Row], expected: set[int], sent: Mapping[int, Sent], 
         winners[sent[number].key] = number
     there = {row.key: row.number for row in rows}
     return sorted(number for key, number in winners.items() if there.get(key) != number)
-
-
-def read_rows(url: str, table: str) -> list[Row]:
-    """The whole table, on a fresh connection."""
-    query = sql.SQL("SELECT n, k, crc, body, _kafka_partition, _kafka_offset FROM {}").format(sql.Identifier(table))
-    with psycopg.connect(url) as connection:
-        return [Row(*row) for row in connection.execute(query).fetchall()]
-
-
-def read_dead(url: str, pipeline: str) -> list[tuple[int, int]]:
-    query = 'SELECT partition, "offset" FROM avow.dead_letters WHERE pipeline = %s'
-    with psycopg.connect(url) as connection:
-        return [(row[0], row[1]) for row in connection.execute(query, [pipeline]).fetchall()]
-
-
-class Stored(Protocol):
-    """Where a pipeline's rows are, read with fresh clients and without any code of the sinks."""
-
-    def numbered(self) -> list[Row]:
-        """Rows that are records of ours."""
-
-    def places(self, lineage: Sequence[str]) -> list[tuple[int, int]]:
-        """Of rows of any form: partition and offset of the records they came from."""
-
-    def dead(self) -> list[tuple[int, int]]:
-        """The same of dead letters."""
-
-
-class InTable(NamedTuple):
-    """In PostgreSQL."""
-
-    url: str
-    table: str
-    pipeline: str
-
-    def numbered(self) -> list[Row]:
-        return read_rows(self.url, self.table)
-
-    def places(self, lineage: Sequence[str]) -> list[tuple[int, int]]:
-        _, partition, offset, _ = map(sql.Identifier, lineage)
-        query = sql.SQL("SELECT {}, {} FROM {}").format(partition, offset, sql.Identifier(self.table))
-        with psycopg.connect(self.url) as connection:
-            return [(row[0], row[1]) for row in connection.execute(query).fetchall()]
-
-    def dead(self) -> list[tuple[int, int]]:
-        return read_dead(self.url, self.pipeline)
-
-
-class InTopic(NamedTuple):
-    """In a topic, as a reader of committed records finds them."""
-
-    bootstrap: str
-    topic: str
-    pipeline: str
-
-    def numbered(self) -> list[Row]:
-        rows = []
-        for message in read_messages(self.bootstrap, self.topic):
-            said = json.loads(message.value() or b"")
-            rows.append(Row(said["n"], said["k"], said["crc"], said["body"], *_origin(message)))
-        return rows
-
-    def places(self, lineage: Sequence[str]) -> list[tuple[int, int]]:  # noqa: ARG002
-        return [_origin(message) for message in read_messages(self.bootstrap, self.topic)]
-
-    def dead(self) -> list[tuple[int, int]]:
-        # Beside letters, which have headers, the topic says which partitions were begun.
-        letters = read_messages(self.bootstrap, f"{self.pipeline}.dead-letters")
-        return [_origin(letter) for letter in letters if letter.value() is not None and letter.headers()]
-
-
-def _origin(message: Message) -> tuple[int, int]:
-    """Which record it came from, as its last header says."""
-    said = dict(message.headers() or [])["avow-origin"]
-    assert isinstance(said, bytes)
-    _, partition, offset = said.decode().rsplit("/", 2)
-    return int(partition), int(offset)
 
 
 def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:

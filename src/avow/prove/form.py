@@ -11,26 +11,17 @@ import base64
 import json
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from avow.errors import ConfigError
 from avow.prove import check
-from avow.prove.cells import ENGINES, PLAYED, Cell
-from avow.prove.check import Row, Sent, Stored, checksum
+from avow.prove.cells import ENGINES, Cell
+from avow.prove.check import Row, Sent, checksum
+from avow.prove.witnesses import Witness
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import Kafka, Pipeline
-
-# Where each kind of sink puts a cell's rows.
-_PLACES: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "postgres": lambda name: {"url": "${env:DATABASE_URL}", "table": name},
-    # Compressed, a request could not be known by what is in it; and what is left open is to end while a cell lasts.
-    "kafka": lambda name: {
-        "topic": name,
-        "kafka": {"compression.type": "none", "transaction.timeout.ms": 5000},
-    },
-}
 
 
 class Form(ABC):
@@ -46,14 +37,14 @@ class Form(ABC):
     def value(self, number: int, key: int) -> bytes: ...
 
     @abstractmethod
-    def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, witness: Witness, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         """What is in the sink. ``log`` says which number is at which place."""
 
     def text(
         self,
         cell: Cell,
         name: str,
-        table: str,
+        witness: Witness,
         brokers: str,
         batch: int,
         spark: Mapping[str, str] | None = None,
@@ -65,7 +56,7 @@ class Form(ABC):
         engine = ENGINES[cell.engine]
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
-        document["sink"] = {**document["sink"], **_PLACES[cell.sink](table)}
+        document["sink"] = {**document["sink"], **witness.section()}
         document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
@@ -84,8 +75,8 @@ class Numbered(Form):
     def value(self, number: int, key: int) -> bytes:
         return check.value(number, key)
 
-    def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
-        return stored.numbered()
+    def rows(self, witness: Witness, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:  # noqa: ARG002
+        return witness.numbered()
 
 
 class Own(Form):
@@ -97,11 +88,6 @@ class Own(Form):
         if pipeline.transform is not None:
             self.left_to_audit = (
                 "the transform decides how many rows a record gives; lost and duplicated are the audit's"
-            )
-        if pipeline.sink.kind not in PLAYED:
-            raise ConfigError(
-                f"sink.kind: a proof cannot be made into {pipeline.sink.kind} yet",
-                advice=f"Prove the pipeline into one of {', '.join(PLAYED)}; `avow audit` knows every sink.",
             )
         self._refuse_keys()
         if isinstance(pipeline.sink, Kafka) and (pipeline.sink.routed_by or not pipeline.sink.origin):
@@ -133,10 +119,10 @@ class Own(Form):
         made = {f.name: _made(f.type, key) if f.name in keys else sample(f, number) for f in fields}
         return json.dumps(made, ensure_ascii=False).encode()
 
-    def rows(self, stored: Stored, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
+    def rows(self, witness: Witness, sent: Iterable[Sent], log: Mapping[tuple[int, int], int]) -> list[Row]:
         known = {one.number: one for one in sent}
         by_place = {(one.partition, one.offset): one.number for one in known.values()} | dict(log)
-        places = stored.places(self._pipeline.sink.lineage)
+        places = witness.places(self._pipeline.sink.lineage)
         rows = []
         for place in places:
             number = by_place.get(place, -1)

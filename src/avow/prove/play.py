@@ -162,7 +162,7 @@ class Player:
         def note(text: str) -> None:
             self._proof.note(cell, text)
 
-        if self._kept and not cell.fault.alone and self._kept.cell.column == cell.column:
+        if self._kept and not cell.fault.alone and self._kept.cell.column == cell.column and not self._kept.worn:
             before = self._kept.cell.name
             self._kept.enter(cell, note)
             note(f"goes on with the pipeline of {before}")
@@ -287,13 +287,15 @@ class Acts:
         scene = self._scene
         before = scene.claimed()
         for _ in range(STARTS_MAX):
+            patience_s = RECOVER_S
             if not scene.driver.alive:
                 self._note(f"driver {len(scene.drivers)} ended with {scene.driver.code}")
                 scene.start()
-            if scene.until_claimed_more(before, RECOVER_S):
+                patience_s = START_S  # as any other that starts
+            if scene.until_claimed_more(before, patience_s):
                 return
             if scene.driver.alive:
-                self._note(f"driver {len(scene.drivers)} did not move within {RECOVER_S} s and is killed")
+                self._note(f"driver {len(scene.drivers)} did not move within {patience_s} s and is killed")
                 scene.driver.end()
         scene.require(False, f"the pipeline does not get going again; exit code {scene.driver.code}")
 
@@ -327,11 +329,11 @@ class Acts:
         acknowledged = {one.number for one in sent if one.fate is Fate.ACKNOWLEDGED}
         found = check.compare(
             sent,
-            scene.form.rows(scene.stored, sent, log),
+            scene.form.rows(scene.witness, sent, log),
             self._cell.mode,
             in_log=None if stopped else set(log.values()),
-            until=scene.positions() if stopped else None,
-            dead=scene.stored.dead(),
+            until=scene.witness.positions() if stopped else None,
+            dead=scene.witness.dead(),
         )
         verdict, audited = self._judges.audit(self._audit_file, site.url)
         checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]
@@ -357,7 +359,7 @@ class Acts:
         follower = self._scene.follower
         if follower is None:
             return {}
-        there = check.read_places(self._site.bootstrap, self._scene.table)
+        there = check.read_places(self._site.bootstrap, self._scene.witness.table)
         wrong = follower.wrong(there, LIVE_S)
         told = ", ".join(f"{count:,} {kind}" for kind, count in wrong.items()) or "each once and in order"
         self._note(f"a live reader of committed records, {len(there):,} in the end: {told}")
@@ -371,7 +373,7 @@ class Acts:
         while not self._sampling.wait(SAMPLE_S):
             for driver in self._scene.drivers[-2:]:
                 driver.family()  # remembered, so that none of them is left behind if their parent dies
-            rows = self._scene.rows()
+            rows = self._scene.witness.count()
             if rows is not None:
                 self._history.add("rows", self._cell.name, rows=rows)
 

@@ -91,7 +91,8 @@ def _site(folder: Path) -> Iterator[Site]:
 
 
 def versions() -> dict[str, str]:
-    packages = ("avow", "pyspark", "pyarrow", "confluent-kafka", "psycopg", "adbc-driver-postgresql")
+    clients = ("confluent-kafka", "psycopg", "adbc-driver-postgresql", "deltalake", "pyiceberg")
+    packages = ("avow", "pyspark", "pyarrow", *clients)
     return {
         "python": platform.python_version(),
         "system": platform.platform(),

@@ -18,17 +18,20 @@ from avow.prove.faults.brokers import AllBrokersKilled, BrokerPaused, Controller
 from avow.prove.faults.canaries import CanaryDoubles, CanaryDrops, CanarySwapped
 from avow.prove.faults.checkpoint import CheckpointDeleted, CheckpointRewound, CheckpointTorn
 from avow.prove.faults.database import CommitReplyLost, PostgresCut, PostgresImmediate, PostgresKilled
-from avow.prove.faults.disks import DiskFullBroker, DiskFullCheckpoint, DiskFullDatabase
+from avow.prove.faults.disks import DiskFullBroker, DiskFullCheckpoint, DiskFullDatabase, DiskFullLake
 from avow.prove.faults.drivers import (
     JvmKilled,
     KilledAfterClaim,
     KilledAfterWrite,
     KilledAtRandom,
+    KilledBeforeCommit,
     KilledInMidWrite,
+    ThreeDrivers,
     TwoDrivers,
     WorkerKilled,
     Zombie,
 )
+from avow.prove.faults.lakes import LakeCommitUnknown
 from avow.prove.faults.network import BrokerCutOff, BrokersCutApart, BrokersOneWay, BrokersSlow, CutFromBrokers
 from avow.prove.faults.sparks import ExecutorKilled, SparkMasterKilled, SparkWorkerKilled
 from avow.prove.faults.topics import LogTruncated, PartitionsAdded, Retention, TopicRecreated, UpstreamAborts
@@ -42,9 +45,11 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "killed-after-claim": KilledAfterClaim,
         "killed-after-write": KilledAfterWrite,
         "killed-in-mid-write": KilledInMidWrite,
+        "killed-before-commit": KilledBeforeCommit,
         "killed-at-random": KilledAtRandom,
         "zombie": Zombie,
         "two-drivers": TwoDrivers,
+        "three-drivers": ThreeDrivers,
         "worker-killed": WorkerKilled,
         "jvm-killed": JvmKilled,
         "executor-killed": ExecutorKilled,
@@ -67,7 +72,9 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "postgres-immediate": PostgresImmediate,
         "postgres-cut": PostgresCut,
         "commit-reply-lost": CommitReplyLost,
+        "lake-commit-unknown": LakeCommitUnknown,
         "disk-full-database": DiskFullDatabase,
+        "disk-full-lake": DiskFullLake,
         "disk-full-broker": DiskFullBroker,
         "disk-full-checkpoint": DiskFullCheckpoint,
         "checkpoint-deleted": CheckpointDeleted,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import ClassVar, Self
 
+from avow.engines import failpoints
 from avow.prove.scene import Scene
 
 WAIT_S = 90
@@ -63,3 +65,33 @@ class Fault(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.heal()
+
+
+class AtFailpoint(Fault):
+    """What the run does to itself at a named point of its work, once: a driver is armed for it."""
+
+    @property
+    @abstractmethod
+    def point(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def who(self) -> str:
+        """Whom it strikes, in the words of ``engines.failpoints``."""
+
+    def prepare(self) -> None:
+        folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}").absolute()
+        folder.mkdir()
+        self._mark = folder / f"fired-{self.point}"
+        self.env = {failpoints.VARIABLE: f"{self.point}:1:{self.who}:{folder}"}
+
+    def inject(self) -> None:
+        self._driver = self.scene.driver
+        if not self.scene.driver_has(self.env):  # the driver that runs is not armed
+            self._driver.stop()
+            self._driver = self.scene.start(env=self.env)
+        self.scene.until(lambda: bool(self.fired()) or not self._driver.alive, WAIT_S)
+
+    @property
+    def struck(self) -> bool:
+        return self._mark.exists()

@@ -6,11 +6,14 @@ import os
 import pwd
 import shutil
 import subprocess
+from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from avow.local.cluster import disk_use
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
+from avow.prove.witnesses import LakeWitness, PostgresWitness
 
 SIZE_MB = 24
 FULL = "No space left on device"
@@ -52,9 +55,11 @@ class DiskFullDatabase(_SmallDisk):
     """The table moves to a small disk, which is then full: COPY fails until there is room again."""
 
     def prepare(self) -> None:
+        assert isinstance(self.scene.witness, PostgresWitness)
+        self._witness = self.scene.witness
         self._space = f"small_{self.chance.randrange(10**9)}"
         self._folder = self.site.postgres.folder / self._space
-        self.mount(self._folder, "nobody", SIZE_MB + 2 * self.scene.table_bytes() // 2**20)
+        self.mount(self._folder, "nobody", SIZE_MB + 2 * self._witness.bytes() // 2**20)
 
     def inject(self) -> None:
         self._log_size = self.site.postgres.log.stat().st_size
@@ -63,8 +68,8 @@ class DiskFullDatabase(_SmallDisk):
         owner = self.site.postgres.identity()
         if owner:
             os.chown(data, owner["user"], owner["group"])
-        self.scene.execute(f"CREATE TABLESPACE {self._space} LOCATION '{data}'")
-        self.scene.execute(f'ALTER TABLE "{self.scene.table}" SET TABLESPACE {self._space}')
+        self._witness.execute(f"CREATE TABLESPACE {self._space} LOCATION '{data}'")
+        self._witness.execute(f'ALTER TABLE "{self._witness.table}" SET TABLESPACE {self._space}')
         self.fill(self._folder)
 
     def hold(self) -> None:
@@ -79,8 +84,8 @@ class DiskFullDatabase(_SmallDisk):
 
     def close(self) -> None:
         with suppress(Exception):
-            self.scene.execute(f'ALTER TABLE "{self.scene.table}" SET TABLESPACE pg_default')
-            self.scene.execute(f"DROP TABLESPACE {self._space}")
+            self._witness.execute(f'ALTER TABLE "{self._witness.table}" SET TABLESPACE pg_default')
+            self._witness.execute(f"DROP TABLESPACE {self._space}")
         self.unmount()
 
 
@@ -150,13 +155,21 @@ def _copy(one: Path, other: Path) -> None:
     subprocess.run(["cp", "-a", "--sparse=always", f"{one}/.", str(other)], check=True)
 
 
-class DiskFullCheckpoint(_SmallDisk):
+class _DiskFullUnderRun(_SmallDisk):
+    """A folder that the run itself writes to. It is a small disk from the first driver on."""
+
+    size_mb: ClassVar[int] = SIZE_MB
+
+    @property
+    @abstractmethod
+    def place(self) -> Path: ...
+
     def prepare(self) -> None:
-        self.mount(self.scene.temporary)
+        self.mount(self.place, size_mb=self.size_mb)
 
     def inject(self) -> None:
         self._driver = self.scene.driver
-        self.fill(self.scene.temporary)
+        self.fill(self.place)
 
     def hold(self) -> None:
         self.scene.until(lambda: bool(self.fired()) or not self._driver.alive, 30)
@@ -167,3 +180,20 @@ class DiskFullCheckpoint(_SmallDisk):
 
     def close(self) -> None:
         self.unmount()
+
+
+class DiskFullCheckpoint(_DiskFullUnderRun):
+    @property
+    def place(self) -> Path:
+        return self.scene.temporary
+
+
+class DiskFullLake(_DiskFullUnderRun):
+    """Neither a file nor a commit can be written until there is room again."""
+
+    size_mb = 64  # every commit leaves files, and Iceberg's grow
+
+    @property
+    def place(self) -> Path:
+        assert isinstance(self.scene.witness, LakeWitness)
+        return self.scene.witness.place

@@ -4,50 +4,45 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import suppress
-from pathlib import Path
 from signal import SIGKILL
 from typing import ClassVar
 
 import psutil
 
-from avow.engines import failpoints
 from avow.guarantee import Guarantee
+from avow.prove.cells import LAKES
 from avow.prove.driver import await_gone
-from avow.prove.faults.base import WAIT_S, Fault
+from avow.prove.faults.base import WAIT_S, AtFailpoint, Fault
 from avow.prove.faults.sparks import killed_executors
 
 
-class KilledAt(Fault):
+class KilledAt(AtFailpoint):
     """kill -9 of the run by itself, at a named point between its acts; on a cluster, of the executor that was there."""
 
     act: ClassVar[str]
 
     @property
     def point(self) -> str:
-        if self.act == "mid-write":
-            return self.act
         # In one atomic act there is no point between the two: the nearest is right after its COMMIT.
         return "after-claim-write" if self.scene.cell.guarantee is Guarantee.EXACTLY_ONCE else f"after-{self.act}"
 
-    def prepare(self) -> None:
-        folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
-        folder.mkdir()
-        self._mark = folder / f"fired-{self.point}"
-        who = "executor" if self.scene.on_cluster else "run"
-        self.env = {failpoints.VARIABLE: f"{self.point}:1:{who}:{folder}"}
-        self._killed_before = killed_executors(self.site.sparks()) if self.scene.on_cluster else 0
+    @property
+    def in_executor(self) -> bool:
+        """On a cluster, unless the acts are the driver's."""
+        return self.scene.on_cluster and self.scene.cell.sink not in LAKES
 
-    def inject(self) -> None:
-        self._driver = self.scene.driver
-        if not self.scene.driver_has(self.env):  # the driver that runs is not armed
-            self._driver.stop()
-            self._driver = self.scene.start(env=self.env)
-        self.scene.until(lambda: bool(self.fired()), WAIT_S)
+    @property
+    def who(self) -> str:
+        return "executor" if self.in_executor else "run"
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._killed_before = killed_executors(self.site.sparks()) if self.in_executor else 0
 
     def fired(self) -> str:
-        if not self._mark.exists():
+        if not self.struck:
             return ""
-        if self.scene.on_cluster:
+        if self.in_executor:
             killed = killed_executors(self.site.sparks()) - self._killed_before
             return f"an executor died of SIGKILL at {self.point}, its worker says" if killed else ""
         return f"pid {self._driver.pid} died of SIGKILL at {self.point}" if self._driver.code == -SIGKILL else ""
@@ -62,7 +57,19 @@ class KilledAfterWrite(KilledAt):
 
 
 class KilledInMidWrite(KilledAt):
-    act = "mid-write"
+    """In the middle of a task, whoever has the acts."""
+
+    point = "mid-write"
+
+    @property
+    def in_executor(self) -> bool:
+        return self.scene.on_cluster
+
+
+class KilledBeforeCommit(KilledAt):
+    """Every task has written its files, and no commit has taken them in."""
+
+    point = "staged"
 
 
 class KilledAtRandom(Fault):
@@ -92,11 +99,11 @@ class Zombie(Fault):
     def inject(self) -> None:
         self._first = self.scene.driver
         self._was_paused = self._first.pause()
-        before = self.scene.claiming_run()
+        before = self.scene.witness.claiming_run()
         second = self.scene.start()
         # Not any claim: on a cluster, tasks of the first go on while their driver stands still.
-        self.scene.until(lambda: self.scene.claiming_run() > before or not second.alive, WAIT_S)
-        self._moved = self.scene.claiming_run() > before
+        self.scene.until(lambda: self.scene.witness.claiming_run() > before or not second.alive, WAIT_S)
+        self._moved = self.scene.witness.claiming_run() > before
 
     def heal(self) -> None:
         self._first.resume()
@@ -109,20 +116,38 @@ class Zombie(Fault):
 
 
 class TwoDrivers(Fault):
+    more: ClassVar[int] = 1
+
     def inject(self) -> None:
-        self._first = self.scene.driver
-        alive = self._first.alive
-        second = self.scene.start()
-        self._both = alive and self._first.alive and second.alive
-        self._moved = self.scene.until_claimed_more(self.scene.claimed())
+        first = self.scene.driver
+        self._drivers = [first, *(self.scene.start() for _ in range(self.more))]
+        self._alive = all(driver.alive for driver in self._drivers)
+        self.scene.until_claimed_more(self.scene.claimed())
 
     def heal(self) -> None:
-        self._first.wait(60)
+        self._drivers[0].wait(60)
 
     def fired(self) -> str:
-        if not self._both:
+        if not self._alive:
             return ""
-        return f"two drivers were alive at once; the first ended with {self._first.code}"
+        return f"{len(self._drivers)} drivers were alive at once; the first ended with {self._drivers[0].code}"
+
+
+class ThreeDrivers(TwoDrivers):
+    """And one of them is killed, whoever is ahead by then."""
+
+    more = 2
+    _killed = ""
+
+    def inject(self) -> None:
+        super().inject()
+        victim = self.chance.choice([driver for driver in self._drivers if driver.alive] or self._drivers)
+        if victim.alive:
+            victim.kill()
+            self._killed = f"; pid {victim.pid} died of SIGKILL" if victim.code == -SIGKILL else ""
+
+    def fired(self) -> str:
+        return f"{super().fired()}{self._killed}" if super().fired() and self._killed else ""
 
 
 class _ProcessKilled(Fault):

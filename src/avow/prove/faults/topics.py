@@ -20,7 +20,7 @@ class Retention(Fault):
         self.scene.driver.stop()
         self.scene.workload.stop()
         self.scene.workload.burst(400)
-        positions, ends = self.scene.positions(), self.site.ends(self.scene.topic)
+        positions, ends = self.scene.witness.positions(), self.site.ends(self.scene.topic)
         goals = {n: (positions.get(n, 0) + end + 1) // 2 for n, end in ends.items()}
         client = self.site.admin()
         asked = client.delete_records([TopicPartition(self.scene.topic, n, goal) for n, goal in goals.items()])
@@ -97,7 +97,7 @@ class LogTruncated(Fault):
         site.cluster.start(f"broker-{self._stale}")
         scene.until(lambda: self._led_by(self._stale), 60)
         site.cluster.up()
-        positions, ends = scene.positions(), site.ends(scene.topic)
+        positions, ends = scene.witness.positions(), site.ends(scene.topic)
         short = [n for n, end in ends.items() if end < positions.get(n, 0)]
         if short:
             n = short[0]

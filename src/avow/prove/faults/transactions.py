@@ -6,18 +6,14 @@ Owns: how this harm is done. Must not know: verdicts.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from signal import SIGCONT
 
-from avow.engines import failpoints
 from avow.prove.driver import signal, stopped
-from avow.prove.faults.base import WAIT_S, Fault
+from avow.prove.faults.base import AtFailpoint
 from avow.prove.faults.brokers import BrokersKilled, coordinating_partition
 from avow.prove.faults.network import NetworkFault
 from avow.prove.proxy import LostReply
 
-# The transaction's own 5 s (``form``), and the ten seconds at which a coordinator looks; with patience.
-TIMES_OUT_S = 60
 # What a coordinator says when it has ended one.
 ROLLED_BACK = r"rollback of ongoing transaction for transactionalId ({}/\S+) due to timeout"
 
@@ -30,7 +26,7 @@ class ProduceReplyLost(NetworkFault):
 
     def harm(self) -> None:
         for proxy in self.proxies():
-            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scene.table.encode(), times=2))
+            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scene.witness.table.encode(), times=2))
 
     def hold(self) -> None:
         before = self._before.lost_replies
@@ -42,28 +38,17 @@ class ProduceReplyLost(NetworkFault):
         return f"brokers answered {lost} times that records were written, and the task never heard it" if lost else ""
 
 
-class TransactionTimesOut(Fault):
+class TransactionTimesOut(AtFailpoint):
     """A worker stands still in the middle of its write, until Kafka has aborted its transaction; then it goes on."""
 
+    point = "mid-write"
+    who = "stop"
     _aborted = ""
 
     def prepare(self) -> None:
-        self._folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}")
-        self._folder.mkdir()
-        self.env = {failpoints.VARIABLE: f"mid-write:1:stop:{self._folder}"}
+        super().prepare()
         # Nothing that the brokers have said before is of this transaction.
         self._said = {broker: broker.log.stat().st_size for broker in self.site.cluster.brokers()}
-
-    def inject(self) -> None:
-        self._driver = self.scene.driver
-        if not self.scene.driver_has(self.env):
-            self._driver.stop()
-            self._driver = self.scene.start(env=self.env)
-        self.scene.until(lambda: (self._folder / "fired-mid-write").exists() or not self._driver.alive, WAIT_S)
-
-    def hold(self) -> None:
-        self.scene.until(lambda: bool(self._look()) or not self._driver.alive, TIMES_OUT_S)
-        super().hold()
 
     def _look(self) -> str:
         """The coordinator's own words, and who stood still meanwhile."""
@@ -82,7 +67,7 @@ class TransactionTimesOut(Fault):
         signal(self._driver.family(), SIGCONT)
 
     def fired(self) -> str:
-        return self._aborted
+        return self._aborted or self._look()
 
 
 class SinkCoordinatorKilled(BrokersKilled):

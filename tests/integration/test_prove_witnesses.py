@@ -1,0 +1,144 @@
+"""A proof's own eyes on each sink: what the sink's code has written, read back by code that shares nothing with it.
+
+No Kafka and no Spark: see ``fix_sinks``. A topic is read back in ``test_kafka_sink`` and by the proof itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+from tests.fix_sinks import TOPIC, Runner
+
+from avow.guarantee import Guarantee
+from avow.plan import load_checked
+from avow.prove import check
+from avow.prove.cells import FAULTS, Cell
+from avow.prove.check import Fate, Row, Sent, compare
+from avow.prove.form import Numbered
+from avow.prove.witnesses import WITNESSES, Witness
+from avow.settings import Pipeline
+
+TABLE = "p_records"
+SENT = [Sent(number, number, Fate.ACKNOWLEDGED, number % 2, number // 2) for number in range(10)]
+VALUES = {partition: [check.value(one.number, one.key) for one in SENT[partition::2]] for partition in (0, 1)}
+
+
+class Around:
+    """What a table's witness needs of a site."""
+
+    bootstrap = ""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ends(self, topic: str) -> dict[int, int]:
+        raise AssertionError(topic)
+
+    def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
+        raise AssertionError(group, topic)
+
+    def drop_topic(self, name: str) -> None:
+        raise AssertionError(name)
+
+
+@pytest.fixture(params=["postgres", "delta", "iceberg"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def witness(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Witness]:
+    url = ""
+    if kind == "postgres":
+        url = request.getfixturevalue("server")
+        with psycopg.connect(url) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS avow CASCADE; DROP TABLE IF EXISTS {TABLE}".encode())
+    made = WITNESSES[kind](Around(url), tmp_path, TOPIC, TABLE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(kind: str, witness: Witness, tmp_path: Path) -> Callable[[], Runner]:
+    """A run of the pipeline that a cell has."""
+
+    def made() -> Pipeline:
+        path = tmp_path / "pipeline.toml"
+        cell = Cell(FAULTS["zombie"], Guarantee.EXACTLY_ONCE, kind)
+        path.write_text(Numbered().text(cell, TOPIC, witness, "127.0.0.1:1", 500))
+        url = witness.site.url
+        return load_checked(path, {"DATABASE_URL": url})
+
+    return lambda: Runner(made())
+
+
+def found(witness: Witness) -> dict[str, int]:
+    return dict(compare(SENT, witness.numbered(), dead=witness.dead()).anomalies)
+
+
+def test_before_there_is_anything(witness: Witness) -> None:
+    assert (witness.count(), witness.positions(), witness.claiming_run()) == (0, {}, 0)
+
+
+def test_what_was_written_is_read_back(witness: Witness, start: Callable[[], Runner]) -> None:
+    with start() as run:
+        assert witness.positions() == {0: 0, 1: 0}
+        assert (witness.count(), witness.numbered(), witness.dead()) == (0, [], [])
+        run.deliver({0: [*VALUES[0], b"bad"], 1: VALUES[1]})
+        assert witness.positions() == {0: 6, 1: 5}
+        assert witness.count() == 10
+        assert witness.dead() == [(0, 5)]
+        content = sorted(witness.numbered())
+        assert [(row.number, row.key, row.partition, row.offset) for row in content] == [
+            (one.number, one.key, one.partition, one.offset) for one in SENT
+        ]
+        assert sorted(witness.places(run.pipeline.sink.lineage)) == sorted((one.partition, one.offset) for one in SENT)
+        assert found(witness) == {}
+
+
+def test_a_run_counts_when_it_has_claimed(witness: Witness, start: Callable[[], Runner]) -> None:
+    with start() as first:
+        assert witness.claiming_run() == 0
+        first.deliver({0: VALUES[0][:1]})
+        assert witness.claiming_run() == 1
+        with start() as second:
+            assert witness.claiming_run() == 1, "it has taken over, and claimed nothing yet"
+            second.deliver({1: VALUES[1][:1]})
+            assert witness.claiming_run() == 2
+
+
+def plant(kind: str, witness: Witness, *, doubled: Row, lost: Row) -> None:
+    """By others than us: one row twice, and one gone."""
+    gone = f"n = {lost.number}"
+    if kind == "postgres":
+        with psycopg.connect(witness.site.url) as connection:
+            connection.execute(f"INSERT INTO {TABLE} SELECT * FROM {TABLE} WHERE n = {doubled.number}".encode())
+            connection.execute(f"DELETE FROM {TABLE} WHERE {gone}".encode())
+    elif kind == "delta":
+        table = DeltaTable(witness.section()["path"])
+        again = table.to_pyarrow_table(filters=[("n", "=", doubled.number)])
+        write_deltalake(table, again, mode="append")
+        table.delete(gone)
+    else:
+        place = witness.section()["catalog"]["warehouse"]
+        catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+        rows = catalog.load_table(witness.section()["table"])
+        again = rows.scan(row_filter=f"n = {doubled.number}").to_arrow()
+        rows.append(pa.table(again))
+        rows.delete(gone)
+        catalog.close()
+
+
+def test_what_others_planted_is_found(kind: str, witness: Witness, start: Callable[[], Runner]) -> None:
+    with start() as run:
+        run.deliver(VALUES)
+    rows = sorted(witness.numbered())
+    plant(kind, witness, doubled=rows[3], lost=rows[8])
+    assert found(witness) == {"duplicated": 1, "lost": 1}
+    assert witness.count() == 10
