@@ -20,10 +20,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Field as DeltaField
 from deltalake.schema import PrimitiveType
-from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType
-from tests.fix_sinks import Bench, Runner, record
+from tests.fix_sinks import Bench, Runner, iceberg_table, record
 
 from avow import sinks
 from avow.engines.redrive import Redriven, redrive
@@ -43,11 +41,6 @@ GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 @pytest.fixture(params=KINDS)
 def b(request: pytest.FixtureRequest, bench: Make) -> Bench:
     return bench(request.param)
-
-
-def catalog(b: Bench) -> Catalog:
-    place = f"{b.folder}/warehouse"
-    return SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
 
 
 def data_files(b: Bench) -> set[Path]:
@@ -74,7 +67,7 @@ def others(b: Bench) -> dict[str, Callable[[], object]]:
             "clean-up": lambda: clean_up(DeltaTable(b.path)),
             "vacuum": lambda: DeltaTable(b.path).vacuum(0, dry_run=False, enforce_retention_duration=False),
         }
-    table = catalog(b).load_table(f"lake.{b.table}")
+    table = iceberg_table(b.folder, b.table)
 
     def expire() -> None:
         newest = table.current_snapshot()
@@ -309,7 +302,7 @@ def test_a_table_that_went_back_is_refused(b: Bench) -> None:
         table = DeltaTable(b.path)
         table.restore(table.version() - 1)
     else:
-        iceberg = catalog(b).load_table(f"lake.{b.table}")
+        iceberg = iceberg_table(b.folder, b.table)
         newest = iceberg.current_snapshot()
         assert newest
         assert newest.parent_snapshot_id
