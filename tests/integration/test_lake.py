@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Field as DeltaField
 from deltalake.schema import PrimitiveType
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
 from tests.fix_sinks import Bench, Runner, iceberg_table, record
 
@@ -477,6 +480,45 @@ def test_compaction_keeps_rows_and_positions_under_a_run(b: Bench) -> None:
     assert b.ids() == [*range(8), *range(100, 106)]
     with b.run(pipeline) as run:
         assert run.position() == 14
+
+
+# Many commits.
+
+
+def test_a_commit_leaves_alone_what_came_before(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyiceberg copies all snapshots whenever it is asked for metadata: with a thousand, for seconds."""
+    b = bench("iceberg")
+    copied = []
+
+    def counted(base: TableMetadata, *more: Any, **named: Any) -> TableMetadata:
+        copied.append(len(base.snapshots))
+        return update_table_metadata(base, *more, **named)
+
+    with b.run(partitions=1) as run:
+        for number in range(3):
+            run.deliver({0: [record(number)]})
+        monkeypatch.setattr("pyiceberg.table.update_table_metadata", counted)
+        run.deliver({0: [record(3)]})
+    assert copied == [1, 1]
+    table = iceberg_table(b.folder, b.table)
+    assert len(table.metadata.snapshots) == 6, "a fence, an adoption and four batches"
+    newest = table.current_snapshot()
+    assert newest
+    assert deepcopy(newest) is newest
+
+
+def test_manifests_are_merged(bench: Make) -> None:
+    b = bench("iceberg")
+    with b.run(partitions=1) as run:
+        with iceberg_table(b.folder, b.table).transaction() as transaction:
+            transaction.set_properties({"commit.manifest.min-count-to-merge": "5"})
+        for number in range(13):
+            run.deliver({0: [record(number)]})
+        assert run.position() == 13
+    newest = iceberg_table(b.folder, b.table).current_snapshot()
+    assert newest
+    assert len(newest.manifests(iceberg_table(b.folder, b.table).io)) <= 5
+    assert b.ids() == list(range(13))
 
 
 # Redrive.

@@ -27,7 +27,8 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import StaticTable, Table, Transaction
-from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
@@ -43,11 +44,36 @@ from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate
 _OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
 
-# Of a table that we make: old metadata goes, or a thousand commits leave a thousand files of a thousand lines.
+# Of a table that we make. Old metadata goes, or a thousand commits leave a thousand files of a thousand lines.
+# Manifests are merged, as Spark's writer does by itself, or a commit reads and writes the names of all before it.
 PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
+    "commit.manifest-merge.enabled": "true",
 }
+
+
+def _itself(value: Any, _memo: Any = None) -> Any:
+    return value
+
+
+# A catalog copies all metadata of a table at every commit. What there may be a thousand of is frozen, and need not be.
+for _kind in (Snapshot, SnapshotLogEntry, MetadataLogEntry):
+    _kind.__deepcopy__ = _itself  # type: ignore[assignment, method-assign]
+
+
+class Changes(Transaction):
+    """pyiceberg's own copies all metadata each time that it is asked for it, a dozen times in a commit. It is the same
+    until there is another update."""
+
+    _seen: tuple[object, object, TableMetadata] | None = None  # for which metadata and updates, and what came of them
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        seen = self._seen
+        if seen is None or seen[0] is not self._table.metadata or seen[1] is not self._updates:
+            seen = self._seen = (self._table.metadata, self._updates, super().table_metadata)
+        return seen[2]
 
 
 class IcebergFormat:
@@ -202,25 +228,31 @@ class IcebergFormat:
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
-        self._no_retries()
+        self._prepare_commit()
         try:
             yield
         except (CommitFailedException, SQLAlchemyError) as error:
             # A locked database is one of them. Whether it was taken in after all is looked for by its name.
             raise Conflict(str(error)) from error
 
-    def _no_retries(self) -> None:
-        """On this handle alone: the catalog has the table's own properties."""
+    def _prepare_commit(self) -> None:
+        """On this handle alone, until the commit is made: without the library's retries, and without the past, which
+        has no part in it. The catalog applies the commit to what the table really has."""
         metadata = self._at.metadata
-        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
-        self._at.metadata = metadata.model_copy(update={"properties": properties})
+        newest = metadata.current_snapshot()
+        changed = {
+            "properties": {**metadata.properties, "commit.retry.num-retries": "0"},
+            "snapshots": [newest] if newest else [],
+            "snapshot_log": [],
+        }
+        self._at.metadata = metadata.model_copy(update=changed)
 
     @contextmanager
     def _transaction(self, book: Book, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
         """A transaction with the ledger in it, and what its snapshots are to say."""
         number = self._told().get("number", 0) + 1
         said = {"avow.commit": name, "avow.pipeline": self._pipeline, "avow.number": str(number)}
-        with self._committing(), self._at.transaction() as transaction:
+        with self._committing(), Changes(self._at) as transaction:
             transaction.set_properties({self._property: json.dumps({"number": number, "book": books.to_json(book)})})
             yield transaction, said
 
@@ -228,7 +260,7 @@ class IcebergFormat:
         made = [self._described(file) for file in files]
         with (
             self._transaction(book, name) as (transaction, said),
-            transaction.update_snapshot(snapshot_properties=said).fast_append() as append,
+            transaction.update_snapshot(snapshot_properties=said).merge_append() as append,
         ):
             for file in made:
                 append.append_data_file(file)
@@ -349,7 +381,7 @@ class IcebergFormat:
             raise ProtocolViolation(f"compaction of {self.shown} has lost or doubled rows, and was not committed")
         with (
             self._committing(),
-            self._at.transaction() as transaction,
+            Changes(self._at) as transaction,
             transaction.update_snapshot().overwrite() as exchange,
         ):
             for file in files:
