@@ -24,7 +24,7 @@ from deltalake.schema import PrimitiveType
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
-from tests.fix_sinks import Bench, Runner, iceberg_table, record
+from tests.fix_sinks import Bench, Runner, iceberg_table, overwrite_lake, record
 
 from avow import sinks
 from avow.engines.redrive import Redriven, redrive
@@ -358,6 +358,68 @@ def test_what_delta_could_not_keep_is_refused_by_name(bench: Make, name: str, va
         alter.set_table_properties({name: value}, raise_if_not_exists=False)
     with pytest.raises(ConfigError, match=why):
         b.run(partitions=1)
+
+
+# By key.
+
+
+def by_key(b: Bench, *lines: str) -> Runner:
+    return b.run(b.pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]', *lines), partitions=1)
+
+
+def test_upsert_moves_a_row_to_the_partition_of_its_new_value(b: Bench) -> None:
+    with by_key(b, 'partition_by = "account"') as run:
+        run.deliver({0: [record(n, account="old") for n in range(6)]})
+        run.deliver({0: [record(1, account="new"), record(9, account="new"), None]}, keys={0: [b"1", b"9", b"3"]})
+        run.deliver({0: [record(9, account="old"), record(1, account="newest")]})
+    accounts = {row["id"]: row["account"] for row in b.rows()}
+    assert accounts == {0: "old", 1: "newest", 2: "old", 4: "old", 5: "old", 9: "old"}
+    assert b.frame().filter(pl.col("account") == "old").height == 5, "readers leave other partitions out"
+    assert b.ids() == sorted(accounts)
+
+
+def test_upsert_leaves_what_others_have_added(b: Bench) -> None:
+    with by_key(b) as run:
+        run.deliver({0: [record(n) for n in range(4)]})
+        others(b)["add column"]()
+        overwrite_lake(b.kind, b.folder, b.table, b.frame().with_columns(theirs=pl.col("account") + "!"))
+        run.deliver({0: [record(2, amount=0.5), record(8)]})
+    assert {row["id"]: (row["amount"], row["theirs"]) for row in b.rows()} == {
+        **{n: (n / 4, f"acc-{n}!") for n in (0, 1, 3)},
+        2: (0.5, "acc-2!"),
+        8: (2, None),
+    }
+
+
+def test_upsert_when_others_commit_first(b: Bench) -> None:
+    with by_key(b) as run:
+        for start in (0, 3):
+            run.deliver({0: [record(n) for n in range(start, start + 3)]})
+        work, staged = run.stage({0: [record(1, amount=0.5), None, record(7)]}, keys={0: [b"1", b"4", b"7"]})
+        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        others(b)["delete"]()
+        run.commit(work, staged)
+        run.commit(work, staged)  # a replay
+        assert (run.position(), run.counts()) == (9, Counts(9, 9))
+    assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.5, 2: 0.5, 5: 1.25, 7: 1.75}
+
+
+def test_a_renamed_column_is_not_written_anew(bench: Make) -> None:
+    """Older files have it under its old name, and it would be null afterwards."""
+    b = bench("iceberg")
+    with by_key(b) as run:
+        others(b)["add column"]()
+        run.deliver({0: [record(0)]})
+        with iceberg_table(b.folder, b.table).update_schema() as update:
+            update.rename_column("theirs", "whose")
+        run.deliver({0: [record(0, amount=0.5)]})  # on the version before, and by its names
+        with pytest.raises(SinkError, match="column 'whose' was renamed"):
+            run.deliver({0: [record(0, amount=0.75)]})
+    with pytest.raises(ConfigError, match="column 'whose' was renamed"):
+        by_key(b)
+    with pytest.raises(SinkError, match="column 'whose' was renamed"):
+        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+    assert b.rows()[0]["amount"] == 0.5
 
 
 # Types, partitions, statistics.

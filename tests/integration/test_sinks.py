@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 from tests.fix_sinks import Bench, record
 
-from avow.errors import ConfigError, PositionMoved, ProtocolViolation, Superseded
+from avow.errors import PositionMoved, ProtocolViolation, Superseded
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
-from avow.sinks import SINKS
 from avow.sinks.base import CommittingSink
 
 KINDS = ["postgres", "delta", "iceberg"]
@@ -149,21 +148,8 @@ def test_dedupe_first_wins(b: Bench, guarantee: str) -> None:
     assert len(b.rows()) == 6
 
 
-def test_what_a_kind_does_not_offer_is_refused(bench: Make) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Iceberg does not offer upsert: pyiceberg rewrites .*; modes: append, dedupe"
-    ):
-        bench("iceberg").pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]')
-
-
-@pytest.fixture(params=[kind for kind in KINDS if "upsert" in SINKS[kind].offers])
-def upserting(request: pytest.FixtureRequest, bench: Make) -> Bench:
-    return bench(request.param)
-
-
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_upsert_last_wins_and_a_null_value_deletes(upserting: Bench, guarantee: str) -> None:
-    b = upserting
+def test_upsert_last_wins_and_a_null_value_deletes(b: Bench, guarantee: str) -> None:
     pipeline = b.pipeline(guarantee, 'mode = "upsert"', 'key = ["id"]')
     with b.run(pipeline, 1) as run:
         run.deliver(
@@ -181,9 +167,18 @@ def test_upsert_last_wins_and_a_null_value_deletes(upserting: Bench, guarantee: 
     assert len(b.rows()) == 4
 
 
-def test_upsert_again_changes_nothing(upserting: Bench) -> None:
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+def test_a_key_may_have_any_name(b: Bench, mode: str) -> None:
+    pipeline = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["number"]', schema="number long not null, x long")
+    with b.run(pipeline, 1) as run:
+        for start in (0, 4):
+            run.deliver({0: [json.dumps({"number": n % 3, "x": n}).encode() for n in range(start, start + 4)]})
+    wanted = {0: 0, 1: 1, 2: 2} if mode == "dedupe" else {0: 6, 1: 7, 2: 5}
+    assert {row["number"]: row["x"] for row in b.rows()} == wanted
+
+
+def test_upsert_again_changes_nothing(b: Bench) -> None:
     """Under at-least-once a crash after the write brings the same records again: the offset guard leaves the rows."""
-    b = upserting
     pipeline = b.pipeline("at-least-once", 'mode = "upsert"', 'key = ["id"]')
     with b.run(pipeline, 1) as run:
         run.deliver({0: [value(n % 3, f"v{n}") for n in range(9)]})

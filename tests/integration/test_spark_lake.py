@@ -94,7 +94,7 @@ def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
     assert found["corrupted"] == [(50, 51)]
 
 
-@pytest.mark.parametrize("kind", ["delta"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_upsert_through_sql(scenario: Make, kind: str) -> None:
     s = scenario(partitions=1)
     values: list[bytes | None] = [json.dumps({"id": n % 50, "account": f"try-{n // 50}"}).encode() for n in range(200)]
