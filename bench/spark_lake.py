@@ -1,16 +1,20 @@
 """What people write today: Structured Streaming, ``from_json``, and Spark's own writer into a lake.
 
-Run as a process of its own by ``lake``; its one argument is JSON. It drains the topic and ends, or merges once
-(``merge``). It keeps no promise that a second run of a batch does not break.
+Run as a process of its own by ``lake``; its one argument is JSON. It drains the topic and ends, or merges (``merge``).
+It keeps no promise that a second run of a batch does not break. Its last line says what Spark could not do.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import Any
 
+import pyspark
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.jdbc import rows, session
@@ -56,25 +60,33 @@ def append(spark: SparkSession, settings: dict[str, Any]) -> None:
 
 
 def merge(spark: SparkSession, settings: dict[str, Any]) -> None:
-    """The changes of a Parquet file into a Delta table by key. Says how long it took, without the start."""
+    """The changes of a Parquet file into each Delta table by key. Says how long each took, without the start."""
     spark.read.parquet(settings["changes"]).createOrReplaceTempView("changes")
-    spark.sql(f"SELECT count(*) FROM delta.`{settings['path']}`").collect()
-    began = time.monotonic()
-    spark.sql(
-        f"MERGE INTO delta.`{settings['path']}` t USING changes s ON t.id = s.id"
-        " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-    )
-    print(json.dumps({"seconds": time.monotonic() - began}))
+    seconds = []
+    for path in settings["paths"]:
+        spark.sql(f"SELECT count(*) FROM delta.`{path}`").collect()
+        began = time.monotonic()
+        spark.sql(
+            f"MERGE INTO delta.`{path}` t USING changes s ON t.id = s.id"
+            " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+        seconds.append(time.monotonic() - began)
+    print(json.dumps({"seconds": seconds}))
 
 
 def main() -> None:
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    more = dict(EXTENSIONS[settings["format"]])
-    if settings["format"] == "iceberg":
+    kind = settings["format"]
+    more = dict(EXTENSIONS[kind])
+    if kind == "iceberg":
         more["spark.sql.catalog.lake.warehouse"] = settings["path"]
-    spark = session({**settings["spark"], **more})
-    (merge if "changes" in settings else append)(spark, settings)
-    spark.stop()
+    try:
+        spark = session({**settings["spark"], **more})
+        (merge if "changes" in settings else append)(spark, settings)
+        spark.stop()
+    except (Py4JError, PySparkException) as error:
+        causes = re.findall(r"^(?:Caused by: |: )(.*)", str(error), re.MULTILINE) or str(error).splitlines()
+        sys.exit(f"{kind} does not work on Spark {pyspark.__version__}: {causes[-1]}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import polars as pl
@@ -36,6 +36,9 @@ from avow.settings import Pipeline
 from avow.sinks.base import CommittingSink
 from avow.sinks.kafka import Store as KafkaStore
 from tests.kafka_stage import Read, read
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 # Without it polars warns that it has no planner of its own.
 os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"
@@ -85,6 +88,36 @@ def _letter(one: Read) -> dict[str, Any]:
     return said | {"reason": (dict(one.headers)["avow-reason"] or b"").decode()}
 
 
+def iceberg_table(folder: Path, name: str) -> Table:
+    """A table of the catalog that a pipeline has with nothing but a warehouse."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    place = f"{folder}/warehouse"
+    catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
+    return catalog.load_table(f"lake.{name}")
+
+
+def lake_frame(kind: str, folder: Path, name: str) -> pl.DataFrame:
+    """A lake's table, by a reader of somebody else's."""
+    if kind == "delta":
+        return pl.read_delta(f"{folder}/{name}")
+    return pl.scan_iceberg(iceberg_table(folder, name)).collect()
+
+
+def overwrite_lake(kind: str, folder: Path, name: str, rows: pl.DataFrame) -> None:
+    """Somebody else puts other rows in place of a table's."""
+    if kind == "delta":
+        from deltalake import DeltaTable, write_deltalake
+
+        there = DeltaTable(f"{folder}/{name}").schema().to_arrow()
+        write_deltalake(f"{folder}/{name}", rows.to_arrow().cast(pa.schema(there)), mode="overwrite")
+    else:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        table = iceberg_table(folder, name)
+        table.overwrite(rows.to_arrow().cast(schema_to_pyarrow(table.schema(), include_field_ids=False)))
+
+
 class Bench:
     """One pipeline on one kind of sink, and independent eyes on what is in it."""
 
@@ -128,13 +161,7 @@ class Bench:
         return self.frame().sort("_kafka_partition", "_kafka_offset").to_dicts()
 
     def frame(self, suffix: str = "") -> pl.DataFrame:
-        if self.kind == "delta":
-            return pl.read_delta(f"{self.path}{suffix}")
-        from pyiceberg.catalog.sql import SqlCatalog
-
-        place = f"{self.folder}/warehouse"
-        catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
-        return pl.scan_iceberg(catalog.load_table(f"lake.{self.table}{suffix}")).collect()
+        return lake_frame(self.kind, self.folder, f"{self.table}{suffix}")
 
     def letters(self) -> list[tuple[int, int, str]]:
         if self.kind == "kafka":

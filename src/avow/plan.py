@@ -64,8 +64,7 @@ def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterat
     mode = pipeline.sink.mode
     offered = sink.offered(mode)
     if not offered:
-        why = f": {sink.lacks[mode]}" if mode in sink.lacks else ""
-        yield Problem(("sink", "mode"), f"{sink.title} does not offer {mode}{why}", f"modes: {', '.join(sink.offers)}")
+        yield Problem(("sink", "mode"), f"{sink.title} does not offer {mode}", f"modes: {', '.join(sink.offers)}")
     elif pipeline.guarantee not in offered:
         words = ", ".join(word for word in Guarantee if word in offered)
         yield Problem(("guarantee",), f"{sink.title} cannot keep it with {mode}", f"with {mode}: {words}")

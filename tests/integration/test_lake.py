@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Field as DeltaField
 from deltalake.schema import PrimitiveType
-from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
-from tests.fix_sinks import Bench, Runner, record
+from tests.fix_sinks import Bench, Runner, iceberg_table, overwrite_lake, record
 
 from avow import sinks
 from avow.engines.redrive import Redriven, redrive
@@ -43,11 +44,6 @@ GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 @pytest.fixture(params=KINDS)
 def b(request: pytest.FixtureRequest, bench: Make) -> Bench:
     return bench(request.param)
-
-
-def catalog(b: Bench) -> Catalog:
-    place = f"{b.folder}/warehouse"
-    return SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
 
 
 def data_files(b: Bench) -> set[Path]:
@@ -74,7 +70,7 @@ def others(b: Bench) -> dict[str, Callable[[], object]]:
             "clean-up": lambda: clean_up(DeltaTable(b.path)),
             "vacuum": lambda: DeltaTable(b.path).vacuum(0, dry_run=False, enforce_retention_duration=False),
         }
-    table = catalog(b).load_table(f"lake.{b.table}")
+    table = iceberg_table(b.folder, b.table)
 
     def expire() -> None:
         newest = table.current_snapshot()
@@ -309,7 +305,7 @@ def test_a_table_that_went_back_is_refused(b: Bench) -> None:
         table = DeltaTable(b.path)
         table.restore(table.version() - 1)
     else:
-        iceberg = catalog(b).load_table(f"lake.{b.table}")
+        iceberg = iceberg_table(b.folder, b.table)
         newest = iceberg.current_snapshot()
         assert newest
         assert newest.parent_snapshot_id
@@ -362,6 +358,68 @@ def test_what_delta_could_not_keep_is_refused_by_name(bench: Make, name: str, va
         alter.set_table_properties({name: value}, raise_if_not_exists=False)
     with pytest.raises(ConfigError, match=why):
         b.run(partitions=1)
+
+
+# By key.
+
+
+def by_key(b: Bench, *lines: str) -> Runner:
+    return b.run(b.pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]', *lines), partitions=1)
+
+
+def test_upsert_moves_a_row_to_the_partition_of_its_new_value(b: Bench) -> None:
+    with by_key(b, 'partition_by = "account"') as run:
+        run.deliver({0: [record(n, account="old") for n in range(6)]})
+        run.deliver({0: [record(1, account="new"), record(9, account="new"), None]}, keys={0: [b"1", b"9", b"3"]})
+        run.deliver({0: [record(9, account="old"), record(1, account="newest")]})
+    accounts = {row["id"]: row["account"] for row in b.rows()}
+    assert accounts == {0: "old", 1: "newest", 2: "old", 4: "old", 5: "old", 9: "old"}
+    assert b.frame().filter(pl.col("account") == "old").height == 5, "readers leave other partitions out"
+    assert b.ids() == sorted(accounts)
+
+
+def test_upsert_leaves_what_others_have_added(b: Bench) -> None:
+    with by_key(b) as run:
+        run.deliver({0: [record(n) for n in range(4)]})
+        others(b)["add column"]()
+        overwrite_lake(b.kind, b.folder, b.table, b.frame().with_columns(theirs=pl.col("account") + "!"))
+        run.deliver({0: [record(2, amount=0.5), record(8)]})
+    assert {row["id"]: (row["amount"], row["theirs"]) for row in b.rows()} == {
+        **{n: (n / 4, f"acc-{n}!") for n in (0, 1, 3)},
+        2: (0.5, "acc-2!"),
+        8: (2, None),
+    }
+
+
+def test_upsert_when_others_commit_first(b: Bench) -> None:
+    with by_key(b) as run:
+        for start in (0, 3):
+            run.deliver({0: [record(n) for n in range(start, start + 3)]})
+        work, staged = run.stage({0: [record(1, amount=0.5), None, record(7)]}, keys={0: [b"1", b"4", b"7"]})
+        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        others(b)["delete"]()
+        run.commit(work, staged)
+        run.commit(work, staged)  # a replay
+        assert (run.position(), run.counts()) == (9, Counts(9, 9))
+    assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.5, 2: 0.5, 5: 1.25, 7: 1.75}
+
+
+def test_a_renamed_column_is_not_written_anew(bench: Make) -> None:
+    """Older files have it under its old name, and it would be null afterwards."""
+    b = bench("iceberg")
+    with by_key(b) as run:
+        others(b)["add column"]()
+        run.deliver({0: [record(0)]})
+        with iceberg_table(b.folder, b.table).update_schema() as update:
+            update.rename_column("theirs", "whose")
+        run.deliver({0: [record(0, amount=0.5)]})  # on the version before, and by its names
+        with pytest.raises(SinkError, match="column 'whose' was renamed"):
+            run.deliver({0: [record(0, amount=0.75)]})
+    with pytest.raises(ConfigError, match="column 'whose' was renamed"):
+        by_key(b)
+    with pytest.raises(SinkError, match="column 'whose' was renamed"):
+        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+    assert b.rows()[0]["amount"] == 0.5
 
 
 # Types, partitions, statistics.
@@ -484,6 +542,45 @@ def test_compaction_keeps_rows_and_positions_under_a_run(b: Bench) -> None:
     assert b.ids() == [*range(8), *range(100, 106)]
     with b.run(pipeline) as run:
         assert run.position() == 14
+
+
+# Many commits.
+
+
+def test_a_commit_leaves_alone_what_came_before(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyiceberg copies all snapshots whenever it is asked for metadata: with a thousand, for seconds."""
+    b = bench("iceberg")
+    copied = []
+
+    def counted(base: TableMetadata, *more: Any, **named: Any) -> TableMetadata:
+        copied.append(len(base.snapshots))
+        return update_table_metadata(base, *more, **named)
+
+    with b.run(partitions=1) as run:
+        for number in range(3):
+            run.deliver({0: [record(number)]})
+        monkeypatch.setattr("pyiceberg.table.update_table_metadata", counted)
+        run.deliver({0: [record(3)]})
+    assert copied == [1, 1]
+    table = iceberg_table(b.folder, b.table)
+    assert len(table.metadata.snapshots) == 6, "a fence, an adoption and four batches"
+    newest = table.current_snapshot()
+    assert newest
+    assert deepcopy(newest) is newest
+
+
+def test_manifests_are_merged(bench: Make) -> None:
+    b = bench("iceberg")
+    with b.run(partitions=1) as run:
+        with iceberg_table(b.folder, b.table).transaction() as transaction:
+            transaction.set_properties({"commit.manifest.min-count-to-merge": "5"})
+        for number in range(13):
+            run.deliver({0: [record(number)]})
+        assert run.position() == 13
+    newest = iceberg_table(b.folder, b.table).current_snapshot()
+    assert newest
+    assert len(newest.manifests(iceberg_table(b.folder, b.table).io)) <= 5
+    assert b.ids() == list(range(13))
 
 
 # Redrive.

@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from tests.fix_sinks import Bench, record
 
-from avow.errors import ConfigError, PositionMoved, ProtocolViolation, Superseded
+from avow.errors import PositionMoved, ProtocolViolation, Superseded
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
 from avow.settings import Mode
@@ -162,13 +162,6 @@ def test_dedupe_first_wins(deduping: Bench, guarantee: str) -> None:
     assert len(b.rows()) == 6
 
 
-def test_what_a_kind_does_not_offer_is_refused(bench: Make) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Iceberg does not offer upsert: pyiceberg rewrites .*; modes: append, dedupe"
-    ):
-        bench("iceberg").pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]')
-
-
 @pytest.fixture(params=kinds("upsert"))
 def upserting(request: pytest.FixtureRequest, bench: Make) -> Bench:
     return bench(request.param)
@@ -192,6 +185,17 @@ def test_upsert_last_wins_and_a_null_value_deletes(upserting: Bench, guarantee: 
         assert (run.position(), run.counts()) == (15, Counts(15, 15))
     assert {row["id"]: row["account"] for row in b.rows()} == {0: "try-4", 2: "again", 3: "back", 9: "new"}
     assert len(b.rows()) == 4
+
+
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+def test_a_key_may_have_any_name(upserting: Bench, mode: str) -> None:
+    b = upserting
+    pipeline = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["number"]', schema="number long not null, x long")
+    with b.run(pipeline, 1) as run:
+        for start in (0, 4):
+            run.deliver({0: [json.dumps({"number": n % 3, "x": n}).encode() for n in range(start, start + 4)]})
+    wanted = {0: 0, 1: 1, 2: 2} if mode == "dedupe" else {0: 6, 1: 7, 2: 5}
+    assert {row["number"]: row["x"] for row in b.rows()} == wanted
 
 
 def test_upsert_again_changes_nothing(upserting: Bench) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
+from tests.fix_sinks import lake_frame, overwrite_lake
 
 from avow import sinks
 from avow.audit.auditor import audit
@@ -35,14 +36,7 @@ def sink(s: Scenario, kind: str, *lines: str) -> str:
 
 
 def frame(s: Scenario, kind: str, suffix: str = "") -> pl.DataFrame:
-    """By a reader of somebody else's."""
-    if kind == "delta":
-        return pl.read_delta(f"{s.folder}/{s.table}{suffix}")
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    place = f"{s.folder}/warehouse"
-    catalog = SqlCatalog("default", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
-    return pl.scan_iceberg(catalog.load_table(f"lake.{s.table}{suffix}")).collect()
+    return lake_frame(kind, s.folder, f"{s.table}{suffix}")
 
 
 def ids(s: Scenario, kind: str) -> Counter[int]:
@@ -81,7 +75,7 @@ def test_append(scenario: Make, kind: str, guarantee: str) -> None:
     assert (str(report.verdict), report.findings) == ("held", ())
 
 
-@pytest.mark.parametrize("kind", ["delta"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
     s = scenario(partitions=1)
     s.produce([payment(n) for n in range(100)])
@@ -91,7 +85,7 @@ def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
     kept = there.filter(~pl.col("id").is_in([7, 8]))
     changed = kept.with_columns(pl.when(pl.col("id") == 50).then(0.5).otherwise(pl.col("amount")).alias("amount"))
     doubled = pl.concat([changed, there.filter(pl.col("id") == 20)])
-    doubled.write_delta(f"{s.folder}/{s.table}", mode="overwrite")
+    overwrite_lake(kind, s.folder, s.table, doubled)
     report = audited(s, path)
     found = {str(finding.kind): [(span.start, span.until) for span in finding.spans] for finding in report.findings}
     assert str(report.verdict) == "broken"
@@ -100,7 +94,7 @@ def test_planted_anomalies_are_found(scenario: Make, kind: str) -> None:
     assert found["corrupted"] == [(50, 51)]
 
 
-@pytest.mark.parametrize("kind", ["delta"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_upsert_through_sql(scenario: Make, kind: str) -> None:
     s = scenario(partitions=1)
     values: list[bytes | None] = [json.dumps({"id": n % 50, "account": f"try-{n // 50}"}).encode() for n in range(200)]

@@ -62,8 +62,9 @@ RESOLVED_FURTHER = {"kafka"}
 ON_REQUEST = {
     "bench": ("org.postgresql:postgresql:42.7.14",),  # what Spark's own JDBC writer needs
     "lake": (  # what Spark's own writers into lakes need
-        "io.delta:delta-spark_4.1_2.13:4.1.0",
-        "io.delta:delta-storage:4.1.0",
+        # Delta up to 4.2 calls a constructor of Spark's that 4.1.2 has changed.
+        "io.delta:delta-spark_4.1_2.13:4.4.0",
+        "io.delta:delta-storage:4.4.0",
         "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     ),
 }

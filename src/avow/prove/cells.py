@@ -140,7 +140,9 @@ _FAULTS = (
     _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
     _fault(23, "partitions-added", "partitions added while running"),
     _fault(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
-    _fault(25, "group-rebalance", "consumer killed or added in mid-batch", missing="the consumer engine is not played yet"),
+    _fault(
+        25, "group-rebalance", "consumer killed or added in mid-batch", missing="the consumer engine is not played yet"
+    ),
     _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=BOTH),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
     _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),

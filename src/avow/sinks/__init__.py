@@ -98,13 +98,10 @@ _DELTA = SinkKind(
 _ICEBERG = SinkKind(
     kind="iceberg",
     title="Iceberg",
-    offers=MappingProxyType({mode: _POSTGRES.offers[mode] for mode in ("append", "dedupe")}),
+    offers=_POSTGRES.offers,
     assumes=(
         "The catalog keeps what it has acknowledged, and compares the table's newest snapshot before it commits.",
         "Nobody removes the table's avow.* properties or rolls the table back; both are looked for at the start.",
-    ),
-    lacks=MappingProxyType(
-        {"upsert": "pyiceberg rewrites whole files for it, and Spark's MERGE has no place for positions in its commit"}
     ),
 )
 

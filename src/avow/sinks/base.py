@@ -48,7 +48,6 @@ class SinkKind:
     offers: Mapping[Mode, Offer]
     assumes: tuple[str, ...]  # what must hold outside avow for the offers to hold
     ledger_in_group: bool = False  # the ledger is the Kafka group itself, which then must not be told anything
-    lacks: Mapping[Mode, str] = field(default_factory=dict)  # modes that it does not offer, and why
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
         """The guarantees this kind keeps in a mode; none if it lacks the mode."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -18,6 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
+from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -26,8 +29,10 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
-from pyiceberg.table import StaticTable, Table, Transaction
-from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.schema import index_name_by_id
+from pyiceberg.table import DataScan, StaticTable, Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
@@ -35,6 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from avow.errors import ConfigError, ProtocolViolation, SinkError
 from avow.settings import Iceberg, Pipeline, revealed
+from avow.sinks.iceberg import merge as merging
 from avow.sinks.lake import book as books
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, FileWriter, Place, s3_options
@@ -43,11 +49,36 @@ from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate
 _OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
 
-# Of a table that we make: old metadata goes, or a thousand commits leave a thousand files of a thousand lines.
+# Of a table that we make. Old metadata goes, or a thousand commits leave a thousand files of a thousand lines.
+# Manifests are merged, as Spark's writer does by itself, or a commit reads and writes the names of all before it.
 PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
+    "commit.manifest-merge.enabled": "true",
 }
+
+
+def _itself(value: Any, _memo: Any = None) -> Any:
+    return value
+
+
+# A catalog copies all metadata of a table at every commit. What there may be a thousand of is frozen, and need not be.
+for _kind in (Snapshot, SnapshotLogEntry, MetadataLogEntry):
+    _kind.__deepcopy__ = _itself  # type: ignore[assignment, method-assign]
+
+
+class Changes(Transaction):
+    """pyiceberg's own copies all metadata each time that it is asked for it, a dozen times in a commit. It is the same
+    until there is another update."""
+
+    _seen: tuple[object, object, TableMetadata] | None = None  # for which metadata and updates, and what came of them
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        seen = self._seen
+        if seen is None or seen[0] is not self._table.metadata or seen[1] is not self._updates:
+            seen = self._seen = (self._table.metadata, self._updates, super().table_metadata)
+        return seen[2]
 
 
 class IcebergFormat:
@@ -55,8 +86,11 @@ class IcebergFormat:
 
     partition_in_files = True
 
-    def __init__(self, catalog: Callable[[], Catalog], settings: Mapping[str, str], table: str, pipeline: str) -> None:
+    def __init__(
+        self, catalog: Callable[[], Catalog], settings: Mapping[str, str], table: str, pipeline: str, target: int
+    ) -> None:
         self._catalog, self._settings, self._name, self._pipeline = catalog, dict(settings), table, pipeline
+        self._target = target  # bytes of a file
         self.shown = table
         self._table: Table | None = None
 
@@ -173,9 +207,9 @@ class IcebergFormat:
         """With the table's own field ids, by which its readers know a column."""
         return pa.schema([_with_id(one, self._at.schema().find_field(one.name)) for one in wanted])
 
-    def refusals(self, shape: Shape, mode: str) -> list[str]:  # noqa: ARG002 - no mode changes rows
+    def refusals(self, shape: Shape, mode: str) -> list[str]:
         metadata = self._at.metadata
-        found = []
+        found = self._renamed() if mode == "upsert" else []
         if metadata.format_version not in _FORMATS:
             found.append(f"its format is version {metadata.format_version}, and this writer knows {_FORMATS}")
         if metadata.properties.get("write.format.default", "parquet") != "parquet":
@@ -188,6 +222,21 @@ class IcebergFormat:
             said = ", ".join(wanted) or "nothing"
             found.append(f"it is partitioned by {', '.join(there) or 'nothing'}, and sink.partition_by says {said}")
         return found
+
+    def _renamed(self) -> list[str]:
+        """Columns that files may have under another name, or another column's values under theirs: we read by name, and
+        a file that we write anew would lose them."""
+        pairs = {pair for schema in self._at.schemas().values() for pair in index_name_by_id(schema).items()}
+        seen = [Counter(pair[n] for pair in pairs) for n in (0, 1)]
+        return [
+            f"column {name!r} was renamed, or another had its name; rewrite its files with Spark, into a new table"
+            for number, name in sorted(pairs)
+            if self._at.schema().find_column_name(number) == name and max(seen[0][number], seen[1][name]) > 1
+        ]
+
+    def _refuse_renamed(self) -> None:
+        for why in self._renamed():
+            raise SinkError(f"files of table {self.shown} cannot be written anew: {why}")
 
     def _source(self, number: int) -> str:
         return self._at.schema().find_column_name(number) or "?"
@@ -202,33 +251,41 @@ class IcebergFormat:
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
-        self._no_retries()
+        self._prepare_commit()
         try:
             yield
         except (CommitFailedException, SQLAlchemyError) as error:
             # A locked database is one of them. Whether it was taken in after all is looked for by its name.
             raise Conflict(str(error)) from error
 
-    def _no_retries(self) -> None:
-        """On this handle alone: the catalog has the table's own properties."""
+    def _prepare_commit(self) -> None:
+        """On this handle alone, until the commit is made: without the library's retries, and without the past, which
+        has no part in it. The catalog applies the commit to what the table really has."""
         metadata = self._at.metadata
-        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
-        self._at.metadata = metadata.model_copy(update={"properties": properties})
+        newest = metadata.current_snapshot()
+        changed = {
+            "properties": {**metadata.properties, "commit.retry.num-retries": "0"},
+            "snapshots": [newest] if newest else [],
+            "snapshot_log": [],
+        }
+        self._at.metadata = metadata.model_copy(update=changed)
 
     @contextmanager
     def _transaction(self, book: Book, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
         """A transaction with the ledger in it, and what its snapshots are to say."""
         number = self._told().get("number", 0) + 1
         said = {"avow.commit": name, "avow.pipeline": self._pipeline, "avow.number": str(number)}
-        with self._committing(), self._at.transaction() as transaction:
+        with self._committing(), Changes(self._at) as transaction:
             transaction.set_properties({self._property: json.dumps({"number": number, "book": books.to_json(book)})})
             yield transaction, said
 
     def commit(self, book: Book, files: Sequence[DataFile], name: str) -> None:
-        made = [self._described(file) for file in files]
+        self._append(book, [self._described(file) for file in files], name)
+
+    def _append(self, book: Book, made: Sequence[IcebergFile], name: str) -> None:
         with (
             self._transaction(book, name) as (transaction, said),
-            transaction.update_snapshot(snapshot_properties=said).fast_append() as append,
+            transaction.update_snapshot(snapshot_properties=said).merge_append() as append,
         ):
             for file in made:
                 append.append_data_file(file)
@@ -254,8 +311,54 @@ class IcebergFormat:
             **statistics.to_serialized_dict(),
         )
 
-    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:  # noqa: ARG002
-        raise ProtocolViolation(f"table {self.shown} was to be merged into, and that is not offered")
+    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
+        """By copying: a file with a row that is replaced or deleted gives way to one without it, in one snapshot."""
+        self._refuse_renamed()
+        schema = self._own_schema()
+        writers: dict[Any, FileWriter] = {}
+        gone: list[IcebergFile] = []
+        known: list[pa.ChunkedArray] = []
+        with self._errors("cannot be read"):
+            for file in self._files(self._at.scan(row_filter=_span(rows[key[0]], key[0]))):
+                there = self._read([file], schema)
+                met = merging.meet(there.to_table(columns=[*key, *lineage]), rows, key, lineage)
+                known.append(met.known)
+                if len(met.rows):
+                    gone.append(file)
+                    self._write(merging.successor(there.to_table(), rows, met), schema, writers, book.run)
+            self._write(merging.fresh(rows, known, schema), schema, writers, book.run)
+            made = [self._described(file) for writer in writers.values() for file in writer.close()]
+        if not gone:
+            self._append(book, made, name)
+            return
+        with (
+            self._transaction(book, name) as (transaction, said),
+            transaction.update_snapshot(snapshot_properties=said).overwrite() as exchange,
+        ):
+            for file in gone:
+                exchange.delete_data_file(file)
+            for file in made:
+                exchange.append_data_file(file)
+
+    def _write(self, rows: pa.Table, schema: pa.Schema, writers: dict[Any, FileWriter], run: int) -> None:
+        """Rows into files, each of them of one value of what the table is partitioned by."""
+        for value, part in self._parts(rows):
+            if value not in writers:
+                writers[value] = FileWriter(self.data, schema, (self._pipeline, run), self._target, value)
+            for batch in part.to_batches():
+                writers[value].write(batch)
+
+    def _parts(self, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+        for by in self._at.spec().fields:  # one, or none
+            values = rows[self._source(by.source_id)]
+            if isinstance(by.transform, DayTransform):
+                values = values.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+            for value in values.unique().to_pylist():
+                same = values.is_null() if value is None else pc.equal(values, pa.scalar(value, values.type))
+                yield value, rows.filter(same)
+            return
+        if rows.num_rows:
+            yield None, rows
 
     def remove(self, chosen: Chosen, book: Book, name: str) -> None:
         if not self.has_rows(chosen):
@@ -278,16 +381,28 @@ class IcebergFormat:
 
     # Reading. Not by pyiceberg's own reader, which gives a null list as an empty one (0.12).
 
+    def _files(self, scan: DataScan) -> Iterator[IcebergFile]:
+        for task in scan.plan_files():
+            if task.delete_files:
+                raise SinkError(
+                    f"table {self.shown} has delete files of another writer", advice="Compact it: rewrite_data_files."
+                )
+            yield task.file
+
+    def _read(self, files: Iterable[IcebergFile], schema: pa.Schema) -> ds.Dataset:
+        paths = [file.file_path.removeprefix("file://").removeprefix("s3://") for file in files]
+        return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
+
+    def _plain_schema(self) -> pa.Schema:
+        return pa.schema([one.with_type(_small(one.type)) for one in self.schema()])
+
+    def _own_schema(self) -> pa.Schema:
+        """All of its columns, as files have them."""
+        return self.file_schema(self._plain_schema())
+
     def _dataset(self, chosen: Chosen | None) -> ds.Dataset:
         scan = self._at.scan() if chosen is None else self._at.scan(row_filter=predicate(chosen))
-        tasks = list(scan.plan_files())
-        if any(task.delete_files for task in tasks):
-            raise SinkError(
-                f"table {self.shown} has delete files of another writer", advice="Compact it: rewrite_data_files."
-            )
-        paths = [task.file.file_path.removeprefix("file://").removeprefix("s3://") for task in tasks]
-        schema = pa.schema([one.with_type(_small(one.type)) for one in self.schema()])
-        return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
+        return self._read(self._files(scan), self._plain_schema())
 
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
         with self._errors("cannot be read"):
@@ -326,11 +441,9 @@ class IcebergFormat:
 
     def compact(self, pipeline: str, target: int) -> None:
         """pyiceberg has none: files are read, sorted and written anew, and exchanged in one snapshot."""
+        self._refuse_renamed()
         by_partition: dict[tuple[Any, ...], list[IcebergFile]] = {}
-        for task in self._at.scan().plan_files():
-            if task.delete_files:
-                raise SinkError(f"table {self.shown} has delete files of another writer")
-            file = task.file
+        for file in self._files(self._at.scan()):
             if file.file_size_in_bytes < target // 2 and file.spec_id == self._at.metadata.default_spec_id:
                 by_partition.setdefault(tuple(file.partition[n] for n in range(len(file.partition))), []).append(file)
         for value, files in by_partition.items():
@@ -338,9 +451,8 @@ class IcebergFormat:
                 self._exchange(pipeline, value, group, target)
 
     def _exchange(self, pipeline: str, value: tuple[Any, ...], files: Sequence[IcebergFile], target: int) -> None:
-        schema = self.file_schema(pa.schema([one.with_type(_small(one.type)) for one in self.schema()]))
-        paths = [file.file_path.removeprefix("file://").removeprefix("s3://") for file in files]
-        found = ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem).to_table()
+        schema = self._own_schema()
+        found = self._read(files, schema).to_table()
         writer = FileWriter(self.data, schema, (pipeline, self.book().run), target)
         for batch in found.to_batches():
             writer.write(batch)
@@ -349,7 +461,7 @@ class IcebergFormat:
             raise ProtocolViolation(f"compaction of {self.shown} has lost or doubled rows, and was not committed")
         with (
             self._committing(),
-            self._at.transaction() as transaction,
+            Changes(self._at) as transaction,
             transaction.update_snapshot().overwrite() as exchange,
         ):
             for file in files:
@@ -366,6 +478,15 @@ class IcebergFormat:
                     for entry in manifest.fetch_manifest_entry(self._at.io, discard_deleted=False):
                         names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
         return names
+
+
+def _span(values: pa.ChunkedArray, column: str) -> BooleanExpression:
+    """From the least to the greatest, so that files with none of them need not be opened."""
+    if not (pa.types.is_integer(values.type) or pa.types.is_string(values.type)):
+        return AlwaysTrue()
+    ends, term = pc.min_max(values).as_py(), Reference(column)
+    least, greatest = literal(ends["min"]), literal(ends["max"])
+    return And(GreaterThanOrEqual(term=term, value=least), LessThanOrEqual(term=term, value=greatest))
 
 
 def _groups(files: Sequence[IcebergFile], target: int) -> Iterator[list[IcebergFile]]:
@@ -445,6 +566,7 @@ def open_tables(pipeline: Pipeline) -> tuple[IcebergFormat, IcebergFormat]:
         return made[0]
 
     rows, letters = (
-        IcebergFormat(catalog, settings, f"{sink.table}{suffix}", pipeline.name) for suffix in ("", "_dead_letters")
+        IcebergFormat(catalog, settings, f"{sink.table}{suffix}", pipeline.name, sink.file_mb << 20)
+        for suffix in ("", "_dead_letters")
     )
     return rows, letters

@@ -38,6 +38,7 @@ IDLE_MAX = 5  # of refusals although nobody else has committed: a full disk, a l
 PAUSE_S = 0.02
 
 LETTER_COLUMNS = ("topic", "partition", "offset")
+_NUMBER = "__avow_number"  # of a row, beside its key while keys are joined or grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,8 +419,8 @@ class Acting:
         there = self.rows.keys(keys, fresh)
         if there.num_rows:
             # Joined by numbers: a join keeps no order, and takes no nested columns along.
-            numbered = fresh.select(keys).append_column("number", pa.array(range(fresh.num_rows), pa.int64()))
-            absent = numbered.join(there, keys, join_type="left anti")["number"]
+            numbered = fresh.select(keys).append_column(_NUMBER, pa.array(range(fresh.num_rows), pa.int64()))
+            absent = numbered.join(there, keys, join_type="left anti")[_NUMBER]
             fresh = fresh.take(absent.combine_chunks().sort())
         topic, partition, offset, _ = self.sink.lineage
         taken = fresh.select([topic, partition, offset]).group_by([topic, partition, offset]).aggregate([])
@@ -448,11 +449,11 @@ class Acting:
 
 def _one_per_key(rows: pa.Table, sink: Lake, which: str) -> pa.Table:
     """The first or the last row of each key. Rows of one partition stand in their order; partitions have none."""
-    numbered = rows.select(list(sink.key)).append_column("number", pa.array(range(rows.num_rows), pa.int64()))
+    numbered = rows.select(list(sink.key)).append_column(_NUMBER, pa.array(range(rows.num_rows), pa.int64()))
     chosen = numbered.group_by(list(sink.key), use_threads=False).aggregate(
-        [("number", "min" if which == "first" else "max")]
+        [(_NUMBER, "min" if which == "first" else "max")]
     )
-    return rows.take(chosen[f"number_{'min' if which == 'first' else 'max'}"].combine_chunks().sort())
+    return rows.take(chosen[f"{_NUMBER}_{'min' if which == 'first' else 'max'}"].combine_chunks().sort())
 
 
 def read_files(folder: Place, files: Sequence[DataFile]) -> pa.Table:
