@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ from avow.guarantee import Guarantee
 from avow.kafka import metadata
 from avow.local import jars
 from bench import contenders, measure
-from bench.measure import PARTITIONS, Command, Commit, Outcome, Rig
+from bench.measure import PARTITIONS, Command, Commit, Outcome, Rig, Round
 
 EXACTLY, LEAST = (f"avow {word}" for word in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE))
 SPARK, TUNED = "Spark's Kafka sink", "Spark's Kafka sink, tuned"
@@ -132,23 +133,10 @@ def look(rig: Rig, output: str, expected: int) -> tuple[list[Commit], str]:
     return [Commit((slot + 1) * SLOT_S, count) for slot, count in sorted(slots.items())], problem
 
 
-Round = dict[str, Outcome]
-
-
 def compare(rig: Rig, options: Options, console: Console) -> list[Round]:
-    topic = rig.make_topic()
-    with console.status(f"producing {options.records:,} records"):
-        rig.produce(topic, range(options.records))
-    rounds: list[Round] = []
-    for number in range(1, options.rounds + 1):
-        rounds.append({})
-        for name, start in FIELD.items():
-            with console.status(f"round {number} of {options.rounds}: {name}", refresh_per_second=1):
-                outcome = one(rig, topic, start, options)
-            rounds[-1][name] = outcome
-            told = escape(outcome.problem) or f"{outcome.drain.rows_per_s:,.0f} records/s"
-            console.print(f"round {number}  {name:26} {told}", highlight=False)
-    return rounds
+    topic = rig.filled_topic(options.records, console)
+    turns = {name: partial(one, rig, topic, start, options) for name, start in FIELD.items()}
+    return measure.take_turns(options.rounds, turns, console)
 
 
 def ratios(rounds: list[Round], against: str) -> list[float]:

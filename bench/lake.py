@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -50,7 +51,7 @@ from avow.sinks.lake.staging import DELETED
 from bench import measure
 from bench.contenders import MASTER, MEMORY
 from bench.decode import SCHEMA, record
-from bench.measure import Command, Commit, Outcome, Rig
+from bench.measure import Command, Commit, Outcome, Rig, Round
 
 OURS, AT_LEAST, ICEBERG = "avow delta", "avow delta at-least-once", "avow iceberg"
 DELTA_SPARK, PARQUET, ICEBERG_SPARK = "delta-spark", "df.write.parquet", "iceberg-spark"
@@ -170,7 +171,8 @@ def field(rig: Rig, options: Options, topic: str) -> dict[str, Callable[[], tupl
     }
 
 
-def one(rig: Rig, command: Command, wrote: Wrote, expected: int) -> Outcome:
+def one(rig: Rig, start: Callable[[], tuple[Command, Wrote]], expected: int) -> Outcome:
+    command, wrote = start()
     run = measure.run(command, rig)
     if run.problem:
         return Outcome(run, [], run.problem)
@@ -180,23 +182,10 @@ def one(rig: Rig, command: Command, wrote: Wrote, expected: int) -> Outcome:
     return Outcome(run, commits, wrong)
 
 
-Round = dict[str, Outcome]
-
-
 def compare(rig: Rig, options: Options, console: Console) -> list[Round]:
-    topic = rig.make_topic()
-    with console.status(f"producing {options.records:,} records"):
-        rig.produce(topic, range(options.records))
-    rounds: list[Round] = []
-    for number in range(1, options.rounds + 1):
-        rounds.append({})
-        for name, start in field(rig, options, topic).items():
-            with console.status(f"round {number} of {options.rounds}: {name}", refresh_per_second=1):
-                outcome = one(rig, *start(), options.records)
-            rounds[-1][name] = outcome
-            told = outcome.problem or f"{outcome.drain.rows_per_s:,.0f} rows/s"
-            console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False)
-    return rounds
+    topic = rig.filled_topic(options.records, console)
+    turns = {name: partial(one, rig, start, options.records) for name, start in field(rig, options, topic).items()}
+    return measure.take_turns(options.rounds, turns, console)
 
 
 def value(outcome: Outcome, what: str) -> float:

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,6 +128,12 @@ class Rig:
         left = producer.flush(120)
         if left or failed:
             raise RuntimeError(f"{left} records not delivered, {len(failed)} refused: {failed[:1]}")
+
+    def filled_topic(self, records: int, console: Console) -> str:
+        topic = self.make_topic()
+        with console.status(f"producing {records:,} records"):
+            self.produce(topic, range(records))
+        return topic
 
     def make_table(self, *, lineage: bool = True) -> str:
         name = f"bench_{uuid4().hex[:8]}"
@@ -474,6 +480,22 @@ class Outcome:
             "warm": self.warm.as_json() if self.warm else None,
             "peak_mb": {part: round(peak) for part, peak in self.run.peak_mb().items()},
         }
+
+
+Round = dict[str, Outcome]
+
+
+def take_turns(rounds: int, field: Mapping[str, Callable[[], Outcome]], console: Console) -> list[Round]:
+    """Every contender of the field, round after round. Ratios are made within a round: there both met one machine."""
+    played: list[Round] = []
+    for number in range(1, rounds + 1):
+        played.append({})
+        for name, play in field.items():
+            with console.status(f"round {number} of {rounds}: {name}", refresh_per_second=1):
+                outcome = played[-1][name] = play()
+            told = outcome.problem or f"{outcome.drain.rows_per_s:,.0f} rows/s"
+            console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False)
+    return played
 
 
 def judged(rig: Rig, run: Run, table: str, expected: int, produced: int) -> Outcome:

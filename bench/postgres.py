@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +24,7 @@ from avow.guarantee import Guarantee
 from avow.local import jars
 from bench import contenders, measure, plot
 from bench.contenders import Task
-from bench.measure import GROUPS, Command, Outcome, Rig, Span
+from bench.measure import GROUPS, Command, Outcome, Rig, Round, Span
 
 JDBC, TUNED, PLAIN = "Spark JDBC", "Spark JDBC, tuned", "one by one"
 OURS = f"avow {Guarantee.EXACTLY_ONCE}"
@@ -70,23 +71,10 @@ def field(options: Options) -> list[Contender]:
     ]
 
 
-Round = dict[str, Outcome]
-
-
 def compare(rig: Rig, options: Options, console: Console) -> list[Round]:
-    topic = rig.make_topic()
-    with console.status(f"producing {options.records:,} records"):
-        rig.produce(topic, range(options.records))
-    rounds: list[Round] = []
-    for number in range(1, options.rounds + 1):
-        rounds.append({})
-        for contender in field(options):
-            with console.status(f"round {number} of {options.rounds}: {contender.name}", refresh_per_second=1):
-                outcome = one(rig, topic, contender, options)
-            rounds[-1][contender.name] = outcome
-            told = escape(outcome.problem) or f"{outcome.drain.rows_per_s:,.0f} rows/s"
-            console.print(f"round {number}  {contender.name:22} {told}", highlight=False)
-    return rounds
+    topic = rig.filled_topic(options.records, console)
+    turns = {contender.name: partial(one, rig, topic, contender, options) for contender in field(options)}
+    return measure.take_turns(options.rounds, turns, console)
 
 
 def one(rig: Rig, topic: str, contender: Contender, options: Options) -> Outcome:
