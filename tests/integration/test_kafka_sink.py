@@ -16,9 +16,10 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, To
 from confluent_kafka.cimpl import NewTopic
 from tests.kafka_stage import Read, Stage, as_read, delivered, read
 
+from avow.audit.kafka import KafkaReading
 from avow.engines.redrive import redrive
 from avow.errors import ConfigError, ProtocolViolation, SinkError, Superseded, TopicRecreated
-from avow.kafka import metadata
+from avow.kafka import log, metadata
 from avow.ledger import Counts, OffsetRange
 from avow.local.cluster import Cluster
 from avow.sinks.base import DeadLetter, Selection
@@ -407,6 +408,50 @@ def test_aborted_input_is_not_passed_on(stage: Make) -> None:
     assert len(found) == 60
     assert all(one.value is not None and one.value.startswith(b"good") for one in found)
     assert s.entries(pipeline)[0].position == 99
+
+
+def audited_offsets(reading: KafkaReading, where: log.TopicPartition) -> list[int]:
+    batches = reading.rows(where, ["_kafka_offset"], 0)
+    return [offset for found in batches for offset in found.column("_kafka_offset").to_pylist()]
+
+
+def test_an_audit_leaves_aside_what_is_claimed_while_it_looks(stage: Make) -> None:
+    s = stage()
+    given = [json.dumps({"id": n}).encode() for n in range(30)]
+    given[25] = b"{"
+    s.produce(given)
+    pipeline = s.pipeline(decode='format = "json"\nschema = "id long not null"')
+    where, run = log.TopicPartition(s.source, 0), s.started(pipeline)
+    s.deliver(pipeline, run, 0, 10)
+
+    class Meanwhile(KafkaReading):
+        """The pipeline claims more after the ledger was read, and before the output is."""
+
+        def _output_ends(self) -> dict[str, dict[int, int]]:
+            s.deliver(pipeline, run, 10, 30)
+            return super()._output_ends()
+
+    with Meanwhile(pipeline) as reading:
+        assert reading.known()[where].entry.position == 10
+        assert audited_offsets(reading, where) == list(range(10))
+        assert reading.letters(where).tolist() == []
+    with KafkaReading(pipeline) as after:
+        assert after.known()[where].entry.position == 30
+        assert audited_offsets(after, where) == [n for n in range(30) if n != 25]
+        assert after.letters(where).tolist() == [25]
+
+
+def test_an_audit_sees_what_no_claim_covers(stage: Make) -> None:
+    s = stage()
+    s.produce(values(500))
+    path = s.file("at-least-once")
+    pipeline = s.pipeline("at-least-once")
+    child = s.child(path, s.started(pipeline), 0, 500, "between")
+    child.communicate(timeout=60)
+    where = log.TopicPartition(s.source, 0)
+    with KafkaReading(pipeline) as reading:
+        assert reading.known()[where].entry.position == 0
+        assert audited_offsets(reading, where) == list(range(500))
 
 
 # Java's own partitioner, by its published vectors (org.apache.kafka.common.utils.UtilsTest).

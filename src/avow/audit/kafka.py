@@ -2,8 +2,10 @@
 by what they hold where the pipeline leaves that out.
 
 The driver reads the ledger, then waits until all that was open in the output topics at that moment has ended, and reads
-them once, to there. What it read is spilled: one file per input partition, values longer than a digest as their digest.
-A task on the same machine takes the file; one elsewhere reads the topics itself, up to the same offsets.
+them once, to there. Then it reads the ledger again: what was claimed in between is left aside, for the pipeline may run
+on, and only what no claim covers even then is beyond the position. What it read is spilled: one file per input
+partition, values longer than a digest as their digest. A task on the same machine takes the file; one elsewhere reads
+the topics itself, up to the same offsets.
 
 Owns: reading the output. Must not know: what is wrong with a row. How a row looks as a record, ``sinks.kafka.messages``
 says for both sides: the audit sees what was delivered, not whether that mapping is wise.
@@ -24,6 +26,7 @@ from typing import Any, Self
 
 import confluent_kafka as client
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
@@ -66,13 +69,28 @@ class KafkaReading:
         """Choose the moment: the ledger first, then everything that it counts is in the output."""
         with Store(self._pipeline) as store:
             self._kept = store.kept(stable=True)
+            ends = self._output_ends()
+            folder = tempfile.mkdtemp(prefix="avow-audit-")
+            self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
+            self._spill = self._filled(Path(folder), ends)
+            after = store.kept(stable=True)
+        claimed = {
+            str(where): (self._kept[where].entry.position if where in self._kept else kept.start, kept.entry.position)
+            for where, kept in after.items()
+        }
+        self._moment["meanwhile"] = claimed
+        return json.dumps(self._moment)
+
+    def _output_ends(self) -> dict[str, dict[int, int]]:
         with Log(self._pipeline.source, self._pipeline.name) as log:
             topics = output_topics(self._sink, {where.topic for where in log.partitions()})
-        ends = {topic: self._clients.settled_ends(topic) for topic in topics}
-        folder = tempfile.mkdtemp(prefix="avow-audit-")
-        self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
-        self._spill = self._filled(Path(folder), ends)
-        return json.dumps(self._moment)
+        return {topic: self._clients.settled_ends(topic) for topic in topics}
+
+    def _claimed_meanwhile(self, where: TopicPartition, offsets: Offsets) -> npt.NDArray[np.bool_]:
+        assert self._moment is not None
+        begin, until = self._moment["meanwhile"].get(str(where), (0, 0))
+        within: npt.NDArray[np.bool_] = (offsets >= begin) & (offsets < until)
+        return within
 
     def _letters(self) -> dict[str, list[int]]:
         found: defaultdict[str, list[int]] = defaultdict(list)
@@ -123,7 +141,8 @@ class KafkaReading:
         return found
 
     def letters(self, where: TopicPartition) -> Offsets:
-        return np.array(self._spilled.letters.get(str(where), []), np.int64)
+        offsets = np.array(self._spilled.letters.get(str(where), []), np.int64)
+        return offsets[~self._claimed_meanwhile(where, offsets)]
 
     def row_counts(self) -> dict[TopicPartition, int]:
         return self._spilled.counts
@@ -134,8 +153,9 @@ class KafkaReading:
     def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
         found = self._spilled.table(where)
         offsets = found["offset"].to_numpy()
-        order = np.argsort(offsets, kind="stable")
-        found = found.take(pa.array(order[offsets[order] >= start])).select(["offset", *COLUMNS])
+        wanted = np.flatnonzero((offsets >= start) & ~self._claimed_meanwhile(where, offsets))
+        order = wanted[np.argsort(offsets[wanted], kind="stable")]
+        found = found.take(pa.array(order)).select(["offset", *COLUMNS])
         found = found.rename_columns([self._offset, *COLUMNS]).select(list(columns))
         yield from found.combine_chunks().to_batches(max_chunksize=SPILL_ROWS)
 

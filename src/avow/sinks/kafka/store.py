@@ -33,7 +33,7 @@ from avow.sinks.kafka.register import Began
 from avow.sinks.kafka.task import KafkaTask
 
 AT_ONCE = 8  # partitions whose entries are changed side by side
-SHOWS_S = 0.5  # a commit is answered a moment before it shows
+SHOWS_S = 0.25  # a commit is answered a moment before it shows
 AGE_MAX_MS = 24 * 3_600_000  # Kafka keeps positions for seven days unless told otherwise
 
 
