@@ -49,11 +49,11 @@ class Witness(ABC):
 
     @abstractmethod
     def count(self) -> int | None:
-        """How many rows there are, for the chart; None while nobody answers."""
+        """How many rows there are, for the chart; None while nobody can say."""
 
     @abstractmethod
     def positions(self) -> dict[int, int]:
-        """By partition; empty while nobody answers."""
+        """By partition; empty while nobody can say."""
 
     @abstractmethod
     def claiming_run(self) -> int:

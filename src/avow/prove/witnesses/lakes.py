@@ -10,10 +10,10 @@ import json
 import sqlite3
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ from avow.errors import LocalError
 from avow.prove.witnesses.base import Around, TableWitness
 
 DEAD_LETTERS = "_dead_letters"
+T = TypeVar("T")
 
 
 class LakeWitness(TableWitness):
@@ -38,19 +39,25 @@ class LakeWitness(TableWitness):
         super().__init__(site, folder, pipeline, table)
         self.place = self.folder / "lake"
         self._asking = threading.Lock()
+        self._known: tuple[int, dict[int, int]] = (0, {})  # the newest run and the positions, as last seen
         self._claiming = 0  # the run
         self._opened = (0, 0)  # the newest run, and what was claimed when it was first seen
 
     @abstractmethod
-    def _told(self) -> tuple[int, dict[int, int]]:
-        """What the ledger says: the newest run, and the positions by partition."""
+    def _told(self) -> tuple[int, dict[int, int]] | None:
+        """What the ledger says: the newest run, and the positions by partition. None while there is no table."""
+
+    def _ledger(self) -> tuple[int, dict[int, int]]:
+        """A table that cannot be read at this moment has not gone back."""
+        self._known = self._told() or self._known
+        return self._known
 
     def positions(self) -> dict[int, int]:
-        return self._told()[1]
+        return self._ledger()[1]
 
     def claiming_run(self) -> int:
         """A run is in the ledger before it claims; what is claimed after that is its own, for the driver alone can."""
-        run, positions = self._told()
+        run, positions = self._ledger()
         claimed = sum(positions.values())
         if run != self._opened[0]:
             self._opened = (run, claimed)
@@ -82,33 +89,34 @@ class DeltaWitness(LakeWitness):
     def _path(self, suffix: str = "") -> str:
         return f"{self.place / self.table}{suffix}"
 
-    def _newest(self) -> DeltaTable | None:
-        """The kept handle, on the newest version; None while there is no table."""
-        try:
-            if self._handle is None:
-                self._handle = DeltaTable(self._path())
-            else:
-                self._handle.update_incremental()
-        except (DeltaError, OSError):  # not made yet, or half made
-            self._handle = None
-        return self._handle
+    def _asked(self, question: Callable[[DeltaTable], T]) -> T | None:
+        """Of the newest version; None while there is no table, or none that can be read."""
+        with self._asking:
+            try:
+                if self._handle is None:
+                    self._handle = DeltaTable(self._path())
+                else:
+                    self._handle.update_incremental()
+                return question(self._handle)
+            except (DeltaError, OSError):
+                self._handle = None
+                return None
 
     def count(self) -> int | None:
-        with self._asking:
-            table = self._newest()
-            files = pa.table(table.get_add_actions(flatten=True)) if table is not None else None
-        return (pc.sum(files["num_records"]).as_py() or 0) if files is not None else 0
+        files = self._asked(lambda table: pa.table(table.get_add_actions(flatten=True)))
+        return None if files is None else pc.sum(files["num_records"]).as_py() or 0
 
-    def _told(self) -> tuple[int, dict[int, int]]:
+    def _told(self) -> tuple[int, dict[int, int]] | None:
         """The ledger is in transactions of the table, one of them for each partition's position."""
-        with self._asking:
-            table = self._newest()
-            if table is None:
-                return 0, {}
-            ledger, positions = f"avow/{self.pipeline}", dict[int, int]()
+        ledger = f"avow/{self.pipeline}"
+
+        def told(table: DeltaTable) -> tuple[int, dict[int, int]]:
+            positions: dict[int, int] = {}
             while (found := table.transaction_version(f"{ledger}/{self.pipeline}/{len(positions)}")) is not None:
                 positions[len(positions)] = found
             return table.transaction_version(ledger) or 0, positions
+
+        return self._asked(told)
 
     def _columns(self, suffix: str, columns: Sequence[str]) -> pa.Table | None:
         try:
@@ -137,14 +145,16 @@ class IcebergWitness(LakeWitness):
 
     def count(self) -> int | None:
         told = self._metadata()
+        if not told:
+            return None
         newest = (one for one in told.get("snapshots", ()) if one["snapshot-id"] == told["current-snapshot-id"])
         return sum(int(one["summary"]["total-records"]) for one in newest)
 
-    def _told(self) -> tuple[int, dict[int, int]]:
+    def _told(self) -> tuple[int, dict[int, int]] | None:
         """The ledger is a property of the table, as JSON."""
         said = self._metadata().get("properties", {}).get(f"avow.{self.pipeline}")
         if said is None:
-            return 0, {}
+            return None
         book = json.loads(json.loads(said)["book"])
         return book["run"], {partition: position for _, partition, _, _, position, *_ in book["held"]}
 
