@@ -1,6 +1,6 @@
 """A proof's own eyes on each sink: what the sink's code has written, read back by code that shares nothing with it.
 
-No Kafka and no Spark: see ``fix_sinks``. A topic is read back in ``test_kafka_sink`` and by the proof itself.
+No Kafka and no Spark: see ``fix_sinks``. A topic has its witness tried by the cells of a proof alone.
 """
 
 from __future__ import annotations
