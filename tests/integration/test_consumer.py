@@ -130,11 +130,10 @@ def test_both_engines_at_once(scenario: Make) -> None:
     s.wait_for_rows(1)
     s.produce(payment(n) for n in range(3_000, 20_000))
     s.drain(path, "spark")
-    out, err = s.run(path, *CONSUMER).stdout, ""
-    if running.poll() is None:
-        running.send_signal(signal.SIGTERM)
-        err = running.communicate(timeout=30)[1]
-    assert running.returncode in (0, 13), (out, err)
+    assert s.run(path, *CONSUMER).returncode == 0
+    running.send_signal(signal.SIGTERM)
+    err = running.communicate(timeout=30)[1]
+    assert running.returncode in (0, 13), err
     assert s.ids() == dict.fromkeys(range(20_000), 1)
 
 
@@ -159,6 +158,22 @@ def test_kill_9(scenario: Make, guarantee: str, point: str) -> None:
     lost, doubled = set(range(5_000)) - set(found), [n for n, times in found.items() if times > 1]
     assert bool(lost) == (guarantee == "at-most-once")
     assert bool(doubled) == (guarantee == "at-least-once")
+
+
+def test_a_connection_that_the_server_ends_is_tried_again(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    path = s.file()
+    s.produce(payment(n) for n in range(100))
+    running = s.start(path, *CONSUMER)
+    s.wait_for_rows(100)
+    s.produce(payment(n) for n in range(100, 3_000))
+    ended = s.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'avow-%%'")
+    assert ended, "a task's session and the driver's"
+    s.produce(payment(n) for n in range(3_000, 4_000))
+    s.wait_for_rows(4_000)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 0, running.communicate()[1]
+    assert s.ids() == dict.fromkeys(range(4_000), 1)
 
 
 def test_partitions_are_added(scenario: Make) -> None:

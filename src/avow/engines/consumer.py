@@ -29,7 +29,7 @@ from itertools import groupby
 
 import confluent_kafka as client
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
 from avow import sinks
 from avow.engines import failpoints
@@ -37,7 +37,7 @@ from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import Driver, attempts
 from avow.engines.progress import Observer
 from avow.engines.task import Reading, decoded, deliver
-from avow.errors import AvowError, SourceError
+from avow.errors import SourceError
 from avow.kafka.connect import made, settings_of, strike
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS, FETCH, FIXED, TAKE_RECORDS, as_batch
@@ -81,7 +81,8 @@ class Run:
         def make() -> _Attempt:
             return _Attempt(pipeline, columns, ends, self._stop, self._observer)
 
-        attempts(make, self._stop, self._observer, (AvowError, KafkaException, OSError))
+        # Whatever a sink's client raises in a task, as on Spark: what does not pass is bounded by the attempts.
+        attempts(make, self._stop, self._observer, (Exception,))
 
 
 @dataclass(slots=True)
