@@ -253,6 +253,7 @@ def main(file: str, partition: str, start: str, until: str, run: str, where: str
     def sent(*given):  # type: ignore[no-untyped-def]
         send(*given)
         if where == "claimed":
+            task._producer.flush(10)
             die()
 
     task.entry, task.bury, Clients.send = entered, buried, sent  # type: ignore[method-assign]

@@ -177,10 +177,16 @@ def test_a_connection_that_the_server_ends_is_tried_again(scenario: Make) -> Non
 
 
 def test_partitions_are_added(scenario: Make) -> None:
+    """They are read from their first record, whatever the declared start: they are younger than the run."""
     s = scenario(partitions=1)
-    path = s.file(source=f'brokers = "{s.cluster.bootstrap}"\ntopics_pattern = "{s.topic}.*"')
+    source = f'brokers = "{s.cluster.bootstrap}"\ntopics_pattern = "{s.topic}.*"\nstart = "latest"'
+    s.produce([payment(99)])
+    running = s.start(s.file(source=source), *CONSUMER)
+    deadline = time.monotonic() + 60
+    while not (s.rows("SELECT to_regclass('avow.ledger') IS NOT NULL")[0][0] and s.positions()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     s.produce([payment(0)])
-    running = s.start(path, *CONSUMER)
     s.wait_for_rows(1)
     admin = metadata.admin(s.cluster.bootstrap)
     admin.create_partitions([NewPartitions(s.topic, 2)])[s.topic].result()
@@ -195,16 +201,27 @@ def test_partitions_are_added(scenario: Make) -> None:
     assert s.ids() == {0: 1, 1: 1, 2: 1}
 
 
-def test_a_topic_made_again_stops_it(scenario: Make) -> None:
+def test_one_without_a_partition_drains_too(scenario: Make) -> None:
     s = scenario(partitions=1)
     path = s.file()
-    s.produce([payment(0)])
+    s.produce(payment(n) for n in range(1_000))
+    children = [s.start(path, *CONSUMER, "--once") for _ in range(2)]
+    assert [child.wait(60) for child in children] == [0, 0]
+    assert s.ids() == dict.fromkeys(range(1_000), 1)
+
+
+@pytest.mark.parametrize("records", [2, 5])
+def test_a_topic_made_again_stops_it(scenario: Make, records: int) -> None:
+    """Also when it has not outgrown the position, and there is nothing to drain."""
+    s = scenario(partitions=1)
+    path = s.file()
+    s.produce([payment(n) for n in range(3)])
     s.drain(path, "consumer")
     admin = metadata.admin(s.cluster.bootstrap)
     admin.delete_topics([s.topic])[s.topic].result()
     time.sleep(1)
     admin.create_topics([NewTopic(s.topic, 1)])[s.topic].result()
-    s.produce([payment(n) for n in range(5)])
+    s.produce([payment(n) for n in range(records)])
     with pytest.raises(TopicRecreated):
         s.drain(path, "consumer")
 

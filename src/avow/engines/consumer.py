@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -74,12 +74,13 @@ class Run:
         columns = sink_columns(pipeline)
         with sinks.driver_sink(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
-            ends = log.stable_ends(log.partitions()) if self._once else None
+            known = log.partitions()
+            ends = log.stable_ends(known) if self._once else None
             if store.prepare_table(columns[0], rest=columns[1]):
                 self._observer.event(f"made {pipeline.sink.target}")
 
         def make() -> _Attempt:
-            return _Attempt(pipeline, columns, ends, self._stop, self._observer)
+            return _Attempt(pipeline, columns, known, ends, self._stop, self._observer)
 
         # Whatever a sink's client raises in a task, as on Spark: what does not pass is bounded by the attempts.
         attempts(make, self._stop, self._observer, (Exception,))
@@ -94,18 +95,21 @@ class _Taken:
 
 
 class _Attempt:
-    """From the ledger to the first failure. ``ends``: where to stop, if it is to stop by itself."""
+    """From the ledger to the first failure. ``known``: the partitions there were when the run began. ``ends``: where
+    to stop, if it is to stop by itself."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         columns: Columns,
+        known: Collection[TopicPartition],
         ends: dict[TopicPartition, int] | None,
         stop: threading.Event,
         observer: Observer,
     ) -> None:
         self._pipeline = pipeline
         self._columns = columns
+        self._known = known
         self._ends = ends
         self._stop = stop
         self._observer = observer
@@ -119,6 +123,7 @@ class _Attempt:
         self._batch_at = 0.0  # when the last one began
         self._topics: list[str] = []
         self._topics_at = 0.0
+        self._joined = False  # the group has said which partitions are ours, be it none
 
     def close(self) -> None:
         self._taken.clear()
@@ -151,9 +156,10 @@ class _Attempt:
             self._consumer.subscribe(topics, on_assign=given, on_revoke=taken, on_lost=taken)
 
     def _on_assign(self, consumer: client.Consumer, partitions: list[client.TopicPartition]) -> None:
+        self._joined = True
         ours = [TopicPartition(one.topic, one.partition) for one in partitions]
         if ours:
-            self.driver.begin(ours)
+            self.driver.begin(ours, added=[where for where in ours if where not in self._known])
         begin = [client.TopicPartition(w.topic, w.partition, self.driver.positions[w]) for w in ours]
         consumer.incremental_assign(begin)
 
@@ -244,7 +250,10 @@ class _Attempt:
         self._batch += 1
 
     def _drained(self, ends: dict[TopicPartition, int]) -> bool:
-        """Whether all of it is claimed, by us or by those who share the partitions with us."""
+        """Whether all of it is claimed, by us or by those who share the partitions with us. Not before the rules have
+        been asked about ours: there may be a reason to stop."""
+        if not self._joined:
+            return False
         positions = self.driver.positions
         if any(position < ends.get(where, 0) for where, position in positions.items()):
             return False

@@ -137,26 +137,33 @@ class Driver:
         """The table may have been altered since it was last looked at."""
         self.store.prepare_table(columns[0], rest=columns[1])
 
-    def begin(self, partitions: Collection[TopicPartition] | None = None) -> None:
+    def begin(
+        self, partitions: Collection[TopicPartition] | None = None, added: Collection[TopicPartition] = ()
+    ) -> None:
         """Take a run's number, fence older ones, and find where to begin: in all partitions, or in those that have
-        become ours. First positions are written before anything is read."""
+        become ours. First positions are written before anything is read. What was ``added`` while running begins at
+        its earliest offset, whatever the declared start."""
         self.run = self.store.open_run(partitions)
         known = self.log.partitions()
         if partitions is not None:
             known = {where: known[where] for where in partitions if where in known}
-        self.positions |= self._starts(known)
+        self.positions |= self._starts(known, added)
         self._observer.event(
             f"run {self.run} of {self._pipeline.name}: {self._pipeline.guarantee}, {len(known)} partitions, from the "
             "ledger"
         )
         self.tell_group()
 
-    def _starts(self, known: Mapping[TopicPartition, str]) -> dict[TopicPartition, int]:
+    def _starts(
+        self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         """Ask the rules about every partition."""
         source = self._pipeline.source
         entries: dict[TopicPartition, Entry | None] = dict(self.store.entries())
         views = self.log.view({where: entries.get(where) for where in known})
-        declared = self.log.declared_start(source.start, [where for where in known if not entries.get(where)])
+        fresh = {where for where in known if not entries.get(where)}
+        declared = self.log.declared_start(source.start, fresh - set(added))
+        declared |= self.log.declared_start("earliest", fresh & set(added))
         starts = {
             where: ledger.plan_start(
                 entries.get(where), views[where], declared.get(where, 0), skip_lost=source.on_data_loss == "skip"
