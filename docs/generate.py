@@ -42,8 +42,6 @@ def faults() -> str:
         due = [what if cell.guarantee in fault.words else "" for what, cell in zip(due, cells, strict=True)]
         if fault.stop:
             due = [f"stops: {fault.stop[1]}"] * len(words)
-        if fault.missing:
-            due = [fault.missing, *[""] * (len(words) - 1)]
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
         sinks = ", ".join(kind for kind in SINKS if kind in fault.only) or "every sink"

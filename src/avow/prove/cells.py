@@ -27,6 +27,7 @@ class Engine:
 
     name: str  # what the pipeline file calls it
     spark: Mapping[str, str]  # what it wants under [spark]
+    source: Mapping[str, int]  # and under [source.kafka]
     cluster: bool = False  # tasks run on executors of a Spark cluster, which the site has; its master comes to these
     modes: frozenset[str] | None = None  # that are played on it; all if None
 
@@ -41,15 +42,19 @@ _ON_CLUSTER = {
     "executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "locality.wait": "0s",  # executors come and go here
 }
+# Partitions that are added are seen while a cell lasts, and a member that is dead is missed.
+_JAVA = MappingProxyType({"metadata.max.age.ms": 1000})
+_MEMBER = MappingProxyType({"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 6000})
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
-        "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"})),
+        "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"}), _JAVA),
         # A mode is a matter of the sink's, wherever its task runs: one of them is enough here.
-        "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), cluster=True, modes=frozenset({"append"})),
+        "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), _JAVA, True, frozenset({"append"})),
+        "consumer": Engine("consumer", MappingProxyType({}), _MEMBER),
     }
 )
-HERE, THERE = ("spark",), ("spark-cluster",)
-BOTH = HERE + THERE
+HERE, THERE, MEMBER = ("spark",), ("spark-cluster",), ("consumer",)
+ALL = HERE + THERE + MEMBER
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 
@@ -77,11 +82,11 @@ class Fault:
     stop: tuple[int, str] | None = None  # a named stop is right here: its exit code, and the audit's word for it
     in_mix: bool = False
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
-    engines: tuple[str, ...] = HERE  # that it can hurt, or where it says something that it does not say elsewhere
+    # That it can hurt, or where it says something that it does not say elsewhere.
+    engines: tuple[str, ...] = HERE + MEMBER
     only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
     unseen_in: frozenset[str] = frozenset()  # the sinks where what it ``shows`` cannot come of it
-    missing: str = ""  # why it is not built
 
 
 def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object) -> Fault:
@@ -93,20 +98,20 @@ LAKES = frozenset({"delta", "iceberg"})
 _POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
 _IN_ONE_ACT = frozenset({EXACTLY})  # the others write outside of any transaction
 _FAULTS = (
-    _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=BOTH),
-    _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=BOTH),
-    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=BOTH, unseen_in=LAKES),
+    _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=ALL),
+    _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=ALL),
+    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=ALL, unseen_in=LAKES),
     _fault(3, "killed-before-commit", "kill -9 between the files and their commit", only=LAKES),
-    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=BOTH),
-    _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes", engines=BOTH),
+    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=ALL),
+    _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes", engines=ALL),
     _fault(5, "two-drivers", "two drivers at once"),
     _fault(5, "three-drivers", "three drivers at once, one of them kill -9", only=LAKES),
-    _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True),
-    _fault(6, "jvm-killed", "Spark's JVM kill -9"),
+    _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True, engines=HERE),
+    _fault(6, "jvm-killed", "Spark's JVM kill -9", engines=HERE),
     _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=THERE),
     _fault(6, "spark-worker-killed", "Spark worker kill -9, its executors with it", in_mix=True, engines=THERE),
     _fault(6, "spark-master-killed", "Spark master kill -9", hold_s=(2, 4), engines=THERE),
-    _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=BOTH),
+    _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=ALL),
     _fault(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
     _fault(8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)),
     _fault(8, "sink-coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
@@ -121,29 +126,29 @@ _FAULTS = (
     _fault(
         14, "transaction-times-out", "transaction times out while the task is paused", only=_KAFKA, words=_IN_ONE_ACT
     ),
-    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=BOTH, only=_POSTGRES),
+    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=ALL, only=_POSTGRES),
     _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
     _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
     _fault(
-        16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=BOTH, only=_POSTGRES
+        16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=ALL, only=_POSTGRES
     ),
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", LEAST, only=LAKES),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=LAKES),
     _fault(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
-    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True),
-    _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True),
-    _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2)),
-    _fault(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2)),
+    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True, engines=HERE),
+    _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True, engines=HERE),
+    _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2), engines=HERE),
+    _fault(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2), engines=HERE),
     _fault(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
     _fault(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
     _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
     _fault(23, "partitions-added", "partitions added while running"),
     _fault(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(
-        25, "group-rebalance", "consumer killed or added in mid-batch", missing="the consumer engine is not played yet"
+        25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=MEMBER
     ),
-    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=BOTH),
+    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
     _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),
     _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000", alone=True),
@@ -196,9 +201,10 @@ class Cell:
 
 
 def matrix() -> Iterator[Cell]:
-    """Every cell there is: the canaries of each sink, then by fault, guarantee, sink, mode and engine."""
-    for sink in SINKS.values():
-        yield from (Cell(FAULTS[name], guarantee, sink.kind) for name, guarantee in CANARIES.items())
+    """Every cell there is: the canaries of each sink and engine, then by fault, guarantee, sink, mode and engine."""
+    for engine in HERE + MEMBER:
+        for sink in SINKS.values():
+            yield from (Cell(FAULTS[name], word, sink.kind, engine=engine) for name, word in CANARIES.items())
     for fault in FAULTS.values():
         if fault.name in CANARIES:
             continue
@@ -214,17 +220,20 @@ def concerns(fault: Fault, sink: str) -> bool:
     return not fault.only or sink in fault.only
 
 
-def quick(word: str | None = None, mode: str = "append", sinks: Collection[str] = ()) -> Iterator[Cell]:
+def quick(
+    word: str | None = None, mode: str = "append", sinks: Collection[str] = (), engines: Collection[str] = ()
+) -> Iterator[Cell]:
     """One cell for each numbered fault, one on each other engine, and the canaries. Under one ``word``, or where the
     fault says most: the word that must show something, else exactly-once. Into the first sink that has it, of
-    ``sinks`` or of all."""
+    ``sinks`` or of all, on the first of ``engines``."""
     seen: set[int | str] = set()
-    cells = [cell for cell in matrix() if not sinks or cell.sink in sinks]
+    cells = [c for c in matrix() if (not sinks or c.sink in sinks) and (not engines or c.engine in engines)]
     for cell in cells:
         # On another engine than the first: what can be hurt there only.
-        kind = cell.fault.number if cell.engine in HERE else cell.engine if cell.fault.engines == (cell.engine,) else 0
+        only_there = cell.engine if cell.fault.engines == (cell.engine,) else 0
+        kind = cell.fault.number if cell.engine == cells[0].engine else only_there
         if cell.canary:
-            if cell.sink == cells[0].sink:
+            if (cell.sink, cell.engine) == (cells[0].sink, cells[0].engine):
                 yield cell
         elif kind and cell.mode == mode and kind not in seen:
             says_most = min(cell.fault.shows) if cell.fault.shows else EXACTLY

@@ -55,7 +55,7 @@ class Form(ABC):
         document = self.document(cell)
         engine = ENGINES[cell.engine]
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
-        document["source"] = {"brokers": brokers, "topics": [name], "kafka": {"metadata.max.age.ms": 1000}}
+        document["source"] = {"brokers": brokers, "topics": [name], "kafka": engine.source}
         document["sink"] = {**document["sink"], **witness.section()}
         document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}

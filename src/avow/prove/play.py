@@ -139,8 +139,6 @@ class Player:
         replay = f"{cell.options(proof.options.seed)} --records {proof.options.records}"
         replay += f" --minutes {proof.options.minutes:g}" if proof.options.minutes else ""
         proof.history.add("cell", cell.name, schedule=[asdict(step) for step in steps], replay=replay)
-        if cell.fault.missing:
-            return proof.told(cell, Verdict.NOT_RUN, cell.fault.missing)
         scene = self._scene(cell)
         acts = Acts(scene, steps, proof)
         seen: Seen | None = None

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
 from avow.local import spark
-from avow.prove.cells import ENGINES, HERE, Cell
+from avow.prove.cells import ENGINES, HERE, MEMBER, Cell
 from avow.prove.check import Sent
 from avow.prove.driver import Driver
 from avow.prove.follower import Follower
@@ -70,6 +70,11 @@ class Scene:
     def on_cluster(self) -> bool:
         """Whether tasks run on executors, which are no children of the driver."""
         return ENGINES[self.cell.engine].cluster
+
+    @property
+    def shared(self) -> bool:
+        """Whether several drivers share out the partitions, instead of one taking all from the others."""
+        return self.cell.engine in MEMBER
 
     @property
     def workload(self) -> Workload:

@@ -20,6 +20,7 @@ from avow.prove.faults.checkpoint import CheckpointDeleted, CheckpointRewound, C
 from avow.prove.faults.database import CommitReplyLost, PostgresCut, PostgresImmediate, PostgresKilled
 from avow.prove.faults.disks import DiskFullBroker, DiskFullCheckpoint, DiskFullDatabase, DiskFullLake
 from avow.prove.faults.drivers import (
+    GroupRebalance,
     JvmKilled,
     KilledAfterClaim,
     KilledAfterWrite,
@@ -85,6 +86,7 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "log-truncated": LogTruncated,
         "partitions-added": PartitionsAdded,
         "upstream-aborts": UpstreamAborts,
+        "group-rebalance": GroupRebalance,
         "canary-swapped": CanarySwapped,
         "canary-drops": CanaryDrops,
         "canary-doubles": CanaryDoubles,

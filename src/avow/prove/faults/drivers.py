@@ -11,9 +11,12 @@ import psutil
 
 from avow.guarantee import Guarantee
 from avow.prove.cells import LAKES
-from avow.prove.driver import await_gone
+from avow.prove.driver import Driver, await_gone
 from avow.prove.faults.base import WAIT_S, AtFailpoint, Fault
 from avow.prove.faults.sparks import killed_executors
+from avow.prove.scene import Scene
+
+SHARED_S = 5  # for one that woke among others to do what it had begun
 
 
 class KilledAt(AtFailpoint):
@@ -92,6 +95,45 @@ class KilledAtRandom(Fault):
         return f"driver {self._driver.pid} {'alone' if self._alone else 'and all it started'} died of SIGKILL"
 
 
+def begun(driver: Driver) -> bool:
+    """Whether it has partitions of its own."""
+    return driver.says(r"run \d+ of ")
+
+
+def end(driver: Driver, scene: Scene) -> None:
+    """One that is superseded ends by itself. One that shares the partitions need not: it may join the others."""
+    driver.wait(SHARED_S if scene.shared else 60)
+    if scene.shared:
+        driver.stop()
+
+
+class GroupRebalance(Fault):
+    """Another member joins, partitions move to it, and one of the two is killed in the middle of what it does."""
+
+    _shared, _killed, _went_on = False, 0, False
+
+    def inject(self) -> None:
+        first, second = self.scene.driver, self.scene.start()
+        self.scene.until(lambda: begun(second) or not (first.alive and second.alive), WAIT_S)
+        self._shared = first.alive and begun(second)
+        self.scene.until_claimed_more(self.scene.claimed())
+        victim, other = self.chance.sample([first, second], 2)
+        victim.kill()
+        self._killed = victim.pid if victim.code == -SIGKILL else 0
+        self._other = other
+
+    def heal(self) -> None:
+        """The other alone goes on: it is the pipeline's driver from now on."""
+        self.scene.drivers.remove(self._other)
+        self.scene.drivers.append(self._other)
+        self._went_on = self.scene.until_claimed_more(self.scene.claimed())
+
+    def fired(self) -> str:
+        if not (self._shared and self._killed and self._went_on):
+            return ""
+        return f"two members shared the partitions, pid {self._killed} died of SIGKILL, pid {self._other.pid} went on"
+
+
 class Zombie(Fault):
     """The driver and all it started stand still, a second driver takes over, then the first wakes up. On a cluster its
     executors do not stand still: they are zombies at work."""
@@ -101,13 +143,17 @@ class Zombie(Fault):
         self._was_paused = self._first.pause()
         before = self.scene.witness.claiming_run()
         second = self.scene.start()
+        if self.scene.shared:  # those who share partitions may share a run's number, and the first does stand still
+            self.scene.until(lambda: begun(second) or not second.alive, WAIT_S)
+            self._moved = self.scene.until_claimed_more(self.scene.claimed())
+            return
         # Not any claim: on a cluster, tasks of the first go on while their driver stands still.
         self.scene.until(lambda: self.scene.witness.claiming_run() > before or not second.alive, WAIT_S)
         self._moved = self.scene.witness.claiming_run() > before
 
     def heal(self) -> None:
         self._first.resume()
-        self._first.wait(60)
+        end(self._first, self.scene)
 
     def fired(self) -> str:
         if not (self._was_paused and self._moved):
@@ -125,7 +171,8 @@ class TwoDrivers(Fault):
         self.scene.until_claimed_more(self.scene.claimed())
 
     def heal(self) -> None:
-        self._drivers[0].wait(60)
+        for driver in self._drivers[:-1] if self.scene.shared else self._drivers[:1]:
+            end(driver, self.scene)
 
     def fired(self) -> str:
         if not self._alive:
