@@ -512,7 +512,7 @@ def test_a_cluster_that_is_not_there_is_an_error_in_time(open_log: Callable[...,
     started = time.monotonic()
     with pytest.raises(SourceError, match=f"Kafka at {NOWHERE} was asked .*no answer within 0.5 s") as caught:
         CALLS[call](log, TopicPartition("t", 0))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert "source.brokers" in caught.value.advice
 
 
@@ -520,7 +520,7 @@ def test_no_broker_for_a_pattern_is_an_error_in_time(open_log: Callable[..., Log
     started = time.monotonic()
     with pytest.raises(SourceError, match="the names of all topics"):
         open_log(brokers=NOWHERE, topics_pattern=".*", timeout_s=0.5).partitions()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_cluster_that_stops_answering_is_an_error_in_time_and_the_handle_survives_it(
@@ -540,7 +540,7 @@ def test_a_cluster_that_stops_answering_is_an_error_in_time_and_the_handle_survi
             started = time.monotonic()
             with pytest.raises(SourceError, match=r"no answer within 0\.5 s"):
                 call(log, there)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 30
     finally:
         for broker in brokers:
             broker.resume()
