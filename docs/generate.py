@@ -45,7 +45,7 @@ def faults() -> str:
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
         sinks = ", ".join(kind for kind in SINKS if kind in fault.only) or "every sink"
-        where = f"{', '.join(fault.engines)} | {sinks}"
+        where = f"{', '.join(fault.engines)} | {sinks}{', append' if fault.append_only else ''}"
         lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {where} | {' | '.join(due)} |")
     return "\n".join(lines) + "\n"
 

@@ -102,7 +102,7 @@ def test_the_command_lists_one_sink(tmp_path: Path) -> None:
         rest = [line for line in told.output.splitlines() if "canary" not in line]
         assert len(canaries) == len(CANARIES), told.output
         assert all("delta/append/" in line for line in canaries), "its own sink's"
-        assert len(rest) > 20
+        assert len(rest) > 20, "every fault, in a mode that the matrix plays only some in"
         assert all("at-least-once  delta/upsert/spark" in line for line in rest)
 
 
@@ -123,6 +123,12 @@ def test_a_fault_is_played_where_it_can_happen() -> None:
     names = {step.fault for step in mixed if step.fault}
     assert {"executor-killed", "spark-worker-killed"} <= names
     assert all("spark-cluster" in FAULTS[name].engines for name in names)
+
+
+def test_what_strikes_before_the_sink_is_played_in_one_mode() -> None:
+    modes = {name: {found.mode for found in matrix() if found.fault.name == name} for name in FAULTS}
+    assert modes["leader-killed"] == modes["retention"] == {"append"}
+    assert modes["zombie"] == modes["postgres-killed"] == modes["mix"] == {"append", "dedupe", "upsert"}
 
 
 def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:

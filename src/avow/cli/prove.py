@@ -90,7 +90,7 @@ def prove(
     from its schema. Its own topics and tables are not touched.
     """
     own, declared = _own(pipeline) if pipeline else (None, None)
-    source = matrix()
+    source = matrix(declared[2]) if declared else matrix()
     if is_quick:
         # A pipeline of one's own has one guarantee: there, quick is one cell per fault under that one.
         source = (

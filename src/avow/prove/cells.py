@@ -32,6 +32,7 @@ class Engine:
     modes: frozenset[str] | None = None  # that are played on it; all if None
 
 
+_APPEND = frozenset({"append"})
 _ON_CLUSTER = {
     "driver.host": "127.0.0.1",
     "driver.bindAddress": "127.0.0.1",
@@ -49,7 +50,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
         "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"}), _JAVA),
         # A mode is a matter of the sink's, wherever its task runs: one of them is enough here.
-        "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), _JAVA, True, frozenset({"append"})),
+        "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), _JAVA, True, _APPEND),
         "consumer": Engine("consumer", MappingProxyType({}), _MEMBER),
     }
 )
@@ -86,11 +87,18 @@ class Fault:
     engines: tuple[str, ...] = HERE + MEMBER
     only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
+    append_only: bool = False  # unless another mode is asked for as a whole
     unseen_in: frozenset[str] = frozenset()  # the sinks where what it ``shows`` cannot come of it
 
 
 def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object) -> Fault:
     return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
+
+
+def _before(number: int, name: str, title: str, **more: object) -> Fault:
+    """One that strikes before a record comes to the sink. Whatever its mode, the sink sees no more of it than ranges
+    that come late, again or never: it is played where a record that is there twice can be seen."""
+    return _fault(number, name, title, append_only=True, **more)
 
 
 # A lake's table has one commit for all tasks: they write files that nobody sees yet, and the acts are the driver's.
@@ -111,17 +119,19 @@ _FAULTS = (
     _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=THERE),
     _fault(6, "spark-worker-killed", "Spark worker kill -9, its executors with it", in_mix=True, engines=THERE),
     _fault(6, "spark-master-killed", "Spark master kill -9", hold_s=(2, 4), engines=THERE),
-    _fault(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=ALL),
-    _fault(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
-    _fault(8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)),
+    _before(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=ALL),
+    _before(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
+    _before(
+        8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)
+    ),
     _fault(8, "sink-coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
-    _fault(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
-    _fault(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
-    _fault(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
-    _fault(11, "brokers-cut-apart", "two brokers cut from each other", hold_s=(8, 12)),
-    _fault(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
-    _fault(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
-    _fault(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
+    _before(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
+    _before(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
+    _before(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
+    _before(11, "brokers-cut-apart", "two brokers cut from each other", hold_s=(8, 12)),
+    _before(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
+    _before(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
+    _before(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
     _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
     _fault(
         14, "transaction-times-out", "transaction times out while the task is paused", only=_KAFKA, words=_IN_ONE_ACT
@@ -135,16 +145,16 @@ _FAULTS = (
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", LEAST, only=LAKES),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=LAKES),
-    _fault(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
-    _fault(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True, engines=HERE),
-    _fault(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True, engines=HERE),
-    _fault(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2), engines=HERE),
-    _fault(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2), engines=HERE),
-    _fault(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
-    _fault(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
-    _fault(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
-    _fault(23, "partitions-added", "partitions added while running"),
-    _fault(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
+    _before(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
+    _before(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True, engines=HERE),
+    _before(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True, engines=HERE),
+    _before(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2), engines=HERE),
+    _before(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2), engines=HERE),
+    _before(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
+    _before(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
+    _before(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
+    _before(23, "partitions-added", "partitions added while running"),
+    _before(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(
         25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=MEMBER
     ),
@@ -200,8 +210,9 @@ class Cell:
         )
 
 
-def matrix() -> Iterator[Cell]:
-    """Every cell there is: the canaries of each sink and engine, then by fault, guarantee, sink, mode and engine."""
+def matrix(whole: str = "append") -> Iterator[Cell]:
+    """Every cell there is: the canaries of each sink and engine, then by fault, guarantee, sink, mode and engine. The
+    mode ``whole`` has every fault."""
     for engine in HERE + MEMBER:
         for sink in SINKS.values():
             yield from (Cell(FAULTS[name], word, sink.kind, engine=engine) for name, word in CANARIES.items())
@@ -211,7 +222,7 @@ def matrix() -> Iterator[Cell]:
         for guarantee in (word for word in Guarantee if word in fault.words):
             for sink in SINKS.values():
                 for mode in sink.offers if concerns(fault, sink.kind) else ():
-                    if guarantee in sink.offered(mode):
+                    if guarantee in sink.offered(mode) and (mode == whole or not fault.append_only):
                         engines = [name for name in fault.engines if mode in (ENGINES[name].modes or {mode})]
                         yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in engines)
 
@@ -227,7 +238,7 @@ def quick(
     fault says most: the word that must show something, else exactly-once. Into the first sink that has it, of
     ``sinks`` or of all, on the first of ``engines``."""
     seen: set[int | str] = set()
-    cells = [c for c in matrix() if (not sinks or c.sink in sinks) and (not engines or c.engine in engines)]
+    cells = [c for c in matrix(mode) if (not sinks or c.sink in sinks) and (not engines or c.engine in engines)]
     for cell in cells:
         # On another engine than the first: what can be hurt there only.
         only_there = cell.engine if cell.fault.engines == (cell.engine,) else 0
