@@ -129,6 +129,7 @@ def test_what_strikes_before_the_sink_is_played_in_one_mode() -> None:
     modes = {name: {found.mode for found in matrix() if found.fault.name == name} for name in FAULTS}
     assert modes["leader-killed"] == modes["retention"] == {"append"}
     assert modes["zombie"] == modes["postgres-killed"] == modes["mix"] == {"append", "dedupe", "upsert"}
+    assert {found.engine for found in matrix() if found.mode != "append"} == {"consumer"}
 
 
 def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:
