@@ -21,6 +21,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
+from pyiceberg.io import InputFile
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -30,6 +31,7 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import index_name_by_id
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import DataScan, StaticTable, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, ancestors_of
@@ -65,6 +67,20 @@ def _itself(value: Any, _memo: Any = None) -> Any:
 # A catalog copies all metadata of a table at every commit. What there may be a thousand of is frozen, and need not be.
 for _kind in (Snapshot, SnapshotLogEntry, MetadataLogEntry):
     _kind.__deepcopy__ = _itself  # type: ignore[assignment, method-assign]
+
+
+# It also reads them whole before each commit. A metadata file never changes, and one that we wrote need not be read: of
+# each table the newest is kept, by its folder.
+_written: dict[str, tuple[str, TableMetadata]] = {}
+_read_metadata = FromInputFile.table_metadata
+
+
+def _metadata(file: InputFile, *more: Any) -> TableMetadata:
+    location, metadata = _written.get(file.location.rpartition("/")[0], ("", None))
+    return metadata if metadata is not None and location == file.location else _read_metadata(file, *more)
+
+
+FromInputFile.table_metadata = staticmethod(_metadata)  # type: ignore[method-assign]
 
 
 class Changes(Transaction):
@@ -257,6 +273,8 @@ class IcebergFormat:
         except (CommitFailedException, SQLAlchemyError) as error:
             # A locked database is one of them. Whether it was taken in after all is looked for by its name.
             raise Conflict(str(error)) from error
+        location = self._at.metadata_location
+        _written[location.rpartition("/")[0]] = (location, self._at.metadata)
 
     def _prepare_commit(self) -> None:
         """On this handle alone, until the commit is made: without the library's retries, and without the past, which
