@@ -7,7 +7,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -123,6 +123,21 @@ def test_a_lost_reply_was_given_and_never_arrives(proxy: Proxy) -> None:
     with closing(connect(proxy)) as client:
         ask(client, b"COPY rows")
         assert ask(client, b"COMMIT") == b"ok COMMIT", "only once"
+
+
+def test_nobody_waits_after_the_heal_for_an_answer_that_was_not_the_one_to_lose(proxy: Proxy) -> None:
+    proxy.lose_replies(LostReply(b"COMMIT", b"COPY", b"something else", times=1))
+    with closing(connect(proxy)) as client:
+        ask(client, b"COPY rows")
+        client.sendall(b"COMMIT")
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        proxy.heal()
+        client.settimeout(5)
+        with suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    assert proxy.counts.lost_replies == 0
 
 
 def test_a_request_in_two_pieces_is_found(proxy: Proxy) -> None:

@@ -113,9 +113,11 @@ class Proxy:
         self._lost = lost
 
     def heal(self) -> None:
-        """Back to passing everything on."""
+        """Back to passing everything on. A connection whose answer is still to be lost ends: nobody should wait there
+        for ever."""
         self._delay_s, self._lost = 0.0, None
         self._cut.clear()
+        self._do(self._end_losing())
         self._do(self._set_flow(tuple(Way), True))
 
     # In the loop's own thread.
@@ -143,6 +145,11 @@ class Proxy:
         for connection in list(self._connections):
             if whom(connection.peer):
                 self._counts.cut += 1
+                connection.close()
+
+    async def _end_losing(self) -> None:
+        for connection in list(self._connections):
+            if connection.losing is not None:
                 connection.close()
 
     async def _set_flow(self, ways: tuple[Way, ...], flowing: bool) -> None:

@@ -56,7 +56,8 @@ class CommitReplyLost(NetworkFault):
         return [self.site.database]
 
     def harm(self) -> None:
-        self.site.database.lose_replies(LostReply(b"COMMIT", b"COPY", b"COMMIT", times=2))
+        # With the end of the text: a temporary table is made ON COMMIT DROP, and that is not it.
+        self.site.database.lose_replies(LostReply(b"COMMIT\0", b"COPY", b"COMMIT\0", times=2))
 
     def hold(self) -> None:
         before = self._before.lost_replies
