@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -13,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.cimpl import NewTopic
 from tests.fix_pipeline import Scenario, payment
@@ -20,6 +18,7 @@ from tests.integration import test_spark_kafka as kafka_tests
 from tests.integration import test_spark_lake as lake_tests
 from tests.integration import test_spark_postgres as postgres_tests
 
+from avow.cli import main
 from avow.clients.receipts import Answer, Receipt, Receipts, State
 from avow.engines.failpoints import VARIABLE
 from avow.kafka import metadata
@@ -180,24 +179,26 @@ def test_the_command(scenario: Make) -> None:
     s = scenario(partitions=2)
     path = s.file()
 
-    def wait(*arguments: str) -> tuple[int, list[dict[str, str]], str]:
-        command = [sys.executable, "-m", "avow", "wait", str(path), "--json", *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env={**os.environ, "DATABASE_URL": s.url}
-        )
-        return done.returncode, json.loads(done.stdout)["answers"] if done.stdout else [], done.stderr
+    def wait(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["wait", str(path), *arguments], env={"DATABASE_URL": s.url, "COLUMNS": "200"})
+        return done.exit_code, done.stdout
 
-    values = [payment(n) for n in range(10)]
-    s.produce(values)
-    code, answers, err = wait(f"{s.topic}/0/4", "--timeout", "300ms")
-    assert (code, [one["state"] for one in answers]) == (16, ["not-yet"]), err
+    def states_of(text: str) -> list[tuple[int, str]]:
+        return [(one["offset"], one["state"]) for one in json.loads(text)["answers"]]
+
+    s.produce(payment(n) for n in range(10))
+    code, out = wait(f"{s.topic}/0/4", "--timeout", "300ms", "--json")
+    assert (code, states_of(out)) == (16, [(4, "not-yet")])
     s.drain(path, "consumer")
-    code, answers, err = wait("--all")
-    assert (code, [(one["offset"], one["state"]) for one in answers]) == (0, [(4, "written")] * 2), err
+    code, out = wait("--all", "--json")
+    assert (code, states_of(out)) == (0, [(4, "written")] * 2)
     s.produce([BAD])
     s.drain(path, "consumer")
-    code, answers, err = wait(f"{s.topic}/0/5", f"{s.topic}/1/4", "other/0/0")
-    assert (code, [one["state"] for one in answers]) == (15, ["dead-lettered", "written", "unknown"]), err
-    assert answers[0]["reason"] == "wrong-type"
-    assert wait("--all")[0] == 15
-    assert wait("other/0/0")[0] == 17
+    code, out = wait(f"{s.topic}/0/5", f"{s.topic}/1/4", "other/0/0", "--json")
+    assert (code, states_of(out)) == (15, [(5, "dead-lettered"), (4, "written"), (0, "unknown")])
+    assert json.loads(out)["answers"][0]["reason"] == "wrong-type"
+    code, out = wait("--all")
+    assert (code, "dead letters among them: 1" in out) == (15, True), out
+    code, out = wait("other/0/0")
+    assert (code, "not read by this pipeline" in out) == (17, True), out
+    assert wait(f"{s.topic}/1/4")[0] == 0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -25,24 +25,24 @@ DEAD_LETTERED, NOT_IN_TIME, OTHERWISE = 15, 16, 17
 COLOURS = {"written": "green", "dead-lettered": "red", "not-yet": "yellow", "claimed": "yellow"}
 
 
-class Duration(click.ParamType):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return duration(value).total_seconds()
-        except Refused:
-            self.fail(f"{value!r} is not a duration: a number and ms, s, m or h, at most 1h", param, ctx)
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    try:
+        return duration(value).total_seconds()
+    except Refused:
+        raise click.BadParameter(f"{value!r} is not a duration: a number and ms, s, m or h, at most 1h") from None
 
 
-class Identity(click.ParamType):
-    name = "topic/partition/offset"
+def _identities(
+    _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, int, int], ...]:
+    return tuple(map(_identity, values))
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int, int]:
-        topic, *numbers = str(value).split("/")  # no topic's name has a slash
-        if not topic or len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-            self.fail(f"{value!r} is not TOPIC/PARTITION/OFFSET, such as payments/0/17", param, ctx)
-        return topic, int(numbers[0]), int(numbers[1])
+
+def _identity(value: str) -> tuple[str, int, int]:
+    topic, *numbers = value.split("/")  # no topic's name has a slash
+    if not topic or len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise click.BadParameter(f"{value!r} is not TOPIC/PARTITION/OFFSET, such as payments/0/17")
+    return topic, int(numbers[0]), int(numbers[1])
 
 
 @click.command(
@@ -51,9 +51,9 @@ class Identity(click.ParamType):
     "2 refused · 4 Kafka · 5 the sink. With --all, what was skipped as declared is no failure."
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("records", metavar="[TOPIC/PARTITION/OFFSET]...", nargs=-1, type=Identity())
+@click.argument("records", metavar="[TOPIC/PARTITION/OFFSET]...", nargs=-1, callback=_identities)
 @click.option("--all", "everything", is_flag=True, help="All that is in the topics now, up to their stable ends.")
-@click.option("--timeout", "timeout_s", type=Duration(), default="30s", show_default=True, help="0s looks once.")
+@click.option("--timeout", "timeout_s", callback=_seconds, default="30s", show_default=True, help="0s looks once.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def wait(
     file: Path, records: tuple[tuple[str, int, int], ...], everything: bool, timeout_s: float, as_json: bool

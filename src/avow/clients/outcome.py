@@ -226,7 +226,9 @@ def judge_up_to(receipt: Receipt, guarantee: Guarantee, held: Held | None, dead:
         said = "all were claimed; the counts do not tell that all were written (at-most-once)"
         return Answer(receipt, State.CLAIMED, said, dead_letters=dead or 0)
     if dead:
-        return Answer(receipt, State.DEAD_LETTERED, f"all were passed, {dead:,} are dead letters", dead_letters=dead)
+        return Answer(
+            receipt, State.DEAD_LETTERED, f"all were passed; dead letters among them: {dead:,}", dead_letters=dead
+        )
     if counts.skipped:
         return Answer(receipt, State.HANDLED, "all were written, or left out as declared")
     return Answer(receipt, State.WRITTEN, "all are in the sink")
