@@ -242,7 +242,7 @@ def latencies(rig: Rig, options: Options, console: Console) -> list[dict[str, La
             with console.status(f"round {number} of {options.rounds}: latency, {name}", refresh_per_second=1):
                 found = played[-1][name] = latency(rig, engine, options)
             told = found.problem or f"p50 {found.p50:,.1f} ms, p99 {found.p99:,.1f} ms, most {found.most:,.1f} ms"
-            console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False)
+            console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False, soft_wrap=True)
     return played
 
 
@@ -330,16 +330,23 @@ def latency_table(rounds: list[dict[str, Latency]], options: Options) -> Table:
 @click.option("--warm-up", default=15, show_default=True, help="Seconds of the same that do not count.")
 @click.option("--master", default=contenders.MASTER, show_default=True, help="Spark's.")
 @click.option("--memory", default=contenders.MEMORY, show_default=True, help="Of the driver's JVM.")
+@click.option("--only", type=click.Choice(["draining", "latency"]), help="One of the two questions.")
 @click.option("--results", default=measure.RESULTS, type=click.Path(path_type=Path), show_default=True)
-def main(results: Path, **given: Any) -> None:
+def main(results: Path, only: str | None, **given: Any) -> None:
     options = Options(**{**given, "part": min(given["part"], given["records"])})
     console = Console()
     where = measure.machine()
+    late: list[dict[str, Latency]] = []
+    rounds: list[Round] = []
     with measure.rig(console) as rig:
-        late = latencies(rig, options, console)  # first: what draining leaves behind would be in it
-        rounds = compare(rig, options, console)
-    for table in (speed_table(rounds), ratio_table(rounds), latency_table(late, options)):
-        console.print(table)
+        if only != "draining":
+            late = latencies(rig, options, console)  # first: what draining leaves behind would be in it
+        if only != "latency":
+            rounds = compare(rig, options, console)
+    if late:
+        console.print(latency_table(late, options))
+    if rounds:
+        console.print(speed_table(rounds), ratio_table(rounds))
     found = {
         "machine": where,
         "options": {name: getattr(options, name) for name in options.__slots__},
@@ -348,8 +355,9 @@ def main(results: Path, **given: Any) -> None:
         "latency": [{name: one.as_json() for name, one in each.items()} for each in late],
     }
     path = measure.save(results, "consumer", found)
-    picture = plot.bars(rounds, path.with_suffix(".png"), f"{options.records:,} records, {where['cores']} cores")
-    console.print(f"{path}\n{picture}", highlight=False)
+    if rounds:
+        plot.bars(rounds, path.with_suffix(".png"), f"{options.records:,} records, {where['cores']} cores")
+    console.print(str(path), highlight=False)
 
 
 if __name__ == "__main__":
