@@ -15,8 +15,8 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Message, Producer
 
-from avow.clients.receipts import Answer, Receipt, Receipts, State
-from avow.errors import AvowError
+from avow import AvowError, Receipt, Receipts
+from avow.clients.receipts import Answer, State
 from avow.plan import load_checked
 
 PIPELINE = load_checked(Path(sys.argv[1]))

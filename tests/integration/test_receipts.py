@@ -115,6 +115,7 @@ def test_markers_and_aborted_records_are_no_records(scenario: Make, kind: str) -
         assert receipts.look(Receipt(s.topic, 0, 1)).state is none, "a marker"
         assert states(receipts.wait_up_to(receipts.newest(), LONG_S)) == [written], "its last offset is a marker's"
         assert sent[0].wait(0).state is written
+        assert receipts.receipt(Receipt(s.topic, 0, 2)).wait(0).state is written
 
 
 def test_skipped_where_the_claims_tell_and_handled_where_they_do_not(scenario: Make) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import avow
 from avow.clients.outcome import Answer, Ask, Evidence, Receipt, State, judge, judge_up_to
 from avow.guarantee import Guarantee
 from avow.ledger import NOTHING, Counts, Entry, OffsetRange
@@ -166,6 +167,12 @@ def test_all_up_to_a_record(counts: Counts, dead: int | None, states: tuple[Stat
         assert found.state is state
     if dead is not None:
         assert judge_up_to(Receipt("t", 0, 19), EOS, held(counts), None) is Ask.LETTER
+
+
+def test_public_names_come_when_they_are_asked_for() -> None:
+    assert avow.Receipt is Receipt
+    with pytest.raises(AttributeError, match="no attribute 'Recipes'"):
+        avow.Recipes  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_receipt_alone_has_nobody_to_ask() -> None:

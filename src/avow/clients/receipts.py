@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import confluent_kafka as client
 
@@ -46,6 +46,19 @@ Found = TypeVar("Found")
 Watch = Callable[[Sequence[Answer]], None]
 
 
+class Placed(Protocol):
+    """Where a record stands."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+
 class Receipts:
     """What became of records, for one pipeline. Threads may share it. Close it, or use it as a context manager."""
 
@@ -68,14 +81,18 @@ class Receipts:
         with self._lock:
             self._let_go()
 
-    def receipt(self, message: client.Message) -> Receipt:
-        """Of a record that Kafka has acknowledged, as the producer's delivery callback is given it."""
-        if message.error() is not None or message.offset() is None or message.offset() < 0:  # type: ignore[operator]
+    def receipt(self, sent: client.Message | Placed) -> Receipt:
+        """Of a record that Kafka has acknowledged: the message that a delivery callback of confluent_kafka is given, or
+        anything else that has topic, partition and offset."""
+        if not isinstance(sent, client.Message):
+            return Receipt(sent.topic, sent.partition, sent.offset, self)
+        offset = sent.offset()
+        if sent.error() is not None or offset is None or offset < 0:
             raise ConfigError(
                 "there is no receipt for a record without an offset",
                 advice="Ask for acknowledgements (acks other than 0), and only about records that were delivered.",
             )
-        return Receipt(str(message.topic()), int(message.partition() or 0), int(message.offset() or 0), self)
+        return Receipt(str(sent.topic()), int(sent.partition() or 0), offset, self)
 
     # Asking
 
