@@ -240,7 +240,11 @@ def latencies(rig: Rig, options: Options, console: Console) -> list[dict[str, La
         played.append({})
         for name, engine in ENGINES.items():
             with console.status(f"round {number} of {options.rounds}: latency, {name}", refresh_per_second=1):
-                found = played[-1][name] = latency(rig, engine, options)
+                try:
+                    found = latency(rig, engine, options)
+                except RuntimeError as error:
+                    found = Latency(0, 0, 0, 0, 0, problem=str(error))
+                played[-1][name] = found
             told = found.problem or f"p50 {found.p50:,.1f} ms, p99 {found.p99:,.1f} ms, most {found.most:,.1f} ms"
             console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False, soft_wrap=True)
     return played
