@@ -36,8 +36,9 @@ docs: setup ## Rewrite the generated parts of docs/ from the code's own tables
 demo: setup ## A pipeline killed again and again, then audited: make demo GUARANTEE=at-least-once
 	$(BIN)/avow demo $(if $(GUARANTEE),--guarantee $(GUARANTEE)) $(if $(SINK),--sink $(SINK))
 
-bench: setup ## avow against Spark's JDBC writer, a plain consumer, Spark's Kafka sink and its lake writers: make bench N=2000000
+bench: setup ## avow and both its engines against Spark's JDBC writer, a plain consumer, Spark's Kafka sink and its lake writers: make bench N=2000000
 	$(BIN)/python -m bench.postgres $(if $(N),--records $(N))
+	$(BIN)/python -m bench.consumer $(if $(N),--records $(N))
 	$(BIN)/python -m bench.kafka $(if $(N),--records $(N))
 	$(BIN)/python -m bench.lake $(if $(N),--records $(N))
 

@@ -34,8 +34,18 @@ class Task:
     memory: str = MEMORY  # of the driver's JVM
 
 
-def avow(rig: Rig, task: Task, guarantee: str, *, java_options: str | None = None) -> Command:
-    """``avow run --once`` as a person uses it, under a name of its own. ``java_options`` go over avow's own."""
+def avow(
+    rig: Rig,
+    task: Task,
+    guarantee: str,
+    *,
+    java_options: str | None = None,
+    engine: str = "spark",
+    interval: str | None = None,
+    once: bool = True,
+) -> Command:
+    """``avow run`` as a person uses it, under a name of its own. ``java_options`` go over avow's own; ``interval``: of
+    batches, if it is not to be the engine's own; without ``once`` it runs until it is stopped."""
     folder = rig.new_folder("avow")
     spark = {"master": task.master, "driver.memory": task.memory}
     if java_options is not None:
@@ -44,16 +54,17 @@ def avow(rig: Rig, task: Task, guarantee: str, *, java_options: str | None = Non
         "source": {"brokers": rig.cluster.bootstrap, "topics": [task.topic]},
         "decode": {"format": "json", "schema": SCHEMA},
         "sink": {"kind": "postgres", "url": "${env:DATABASE_URL}", "table": task.table},
-        "batch": {"max_records": task.max_records},
+        "batch": {"max_records": task.max_records} | ({"interval": interval} if interval else {}),
         "spark": spark,
     }
-    lines = [f'name = "bench-{uuid4().hex[:8]}"', f'guarantee = "{guarantee}"']
+    lines = [f'name = "bench-{uuid4().hex[:8]}"', f'guarantee = "{guarantee}"', f'engine = "{engine}"']
     for section, settings in sections.items():
         # A JSON string, number or list of strings reads the same in TOML.
         lines += [f"[{section}]", *(f'"{key}" = {json.dumps(value)}' for key, value in settings.items())]
     file = folder / "pipeline.toml"
     file.write_text("\n".join(lines) + "\n")
-    return Command([sys.executable, "-m", "avow", "run", str(file), "--once", "--json"], folder)
+    options = ["--once"] if once else []
+    return Command([sys.executable, "-m", "avow", "run", str(file), *options, "--json"], folder)
 
 
 def jdbc(rig: Rig, task: Task, *, tuned: bool, bare: bool = False, java_options: str = "") -> Command:

@@ -25,6 +25,7 @@ COMMANDS = {
     "Pipelines": {
         "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
         "run": ("run", "Move records from Kafka into the sink, under the declared guarantee."),
+        "wait": ("wait", "Wait until records that were sent are in the sink, or say what became of them."),
         "audit": ("audit", "Check the sink against the topic, offset by offset: held, broken or unknown."),
         "prove": ("prove", "Inject real faults into real processes, and see whether the promise holds."),
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),

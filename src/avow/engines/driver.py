@@ -37,7 +37,7 @@ from avow.errors import (
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Pipeline
-from avow.sinks.base import CommittingSink
+from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink
 
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
@@ -174,7 +174,7 @@ class Driver:
         for start in starts.values():
             if start.given_up:
                 lost = len(start.given_up)
-                self.store.claim(start.given_up, self.run, -1, Counts(read=lost, skipped=lost))
+                self.store.claim(start.given_up, self.run, GIVEN_UP_BATCH, Counts(read=lost, skipped=lost))
                 self._observer.event(f"retention-loss: {start.given_up} is claimed as skipped, as declared")
         return {where: start.position for where, start in starts.items()}
 

@@ -99,6 +99,27 @@ class Selection:
     until: datetime | None = None
 
 
+GIVEN_UP_BATCH = -1  # the batch of a claim that no batch has made: its range was given up to retention
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One partition of the ledger."""
+
+    entry: Entry
+    start: int  # where its first claim began, or will begin
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """One claim, where the ledger keeps a log of them."""
+
+    done: OffsetRange
+    counts: Counts  # nothing yet, where records are claimed before they are written
+    guarantee: Guarantee  # of the run that made it
+    given_up: bool = False  # to retention
+
+
 class DriverSink(Protocol):
     """The sink as the driver of a run sees it. Not for use by two threads at once."""
 
@@ -120,6 +141,12 @@ class DriverSink(Protocol):
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline."""
+
+    def look(self) -> dict[TopicPartition, Held]:
+        """The ledger as it is now, for those who only look: nothing is changed. Empty before the first run."""
+
+    def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:
+        """The claims that these offsets were part of; no item where the ledger keeps none, or keeps it no longer."""
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""

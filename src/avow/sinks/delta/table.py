@@ -23,8 +23,9 @@ from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.settings import Delta, Pipeline, revealed
+from avow.sinks.base import Held
 from avow.sinks.delta import stats
-from avow.sinks.lake.book import Book, Held
+from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, Place, place, s3_options
 from avow.sinks.lake.staging import DELETED, partition_text
 from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate, quoted

@@ -80,7 +80,7 @@ def _metadata(file: InputFile, *more: Any) -> TableMetadata:
     return metadata if metadata is not None and location == file.location else _read_metadata(file, *more)
 
 
-FromInputFile.table_metadata = staticmethod(_metadata)  # type: ignore[method-assign]
+FromInputFile.table_metadata = staticmethod(_metadata)  # type: ignore[assignment, method-assign]
 
 
 class Changes(Transaction):

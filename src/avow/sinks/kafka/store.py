@@ -24,6 +24,7 @@ from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
 from avow.settings import Kafka, Pipeline
+from avow.sinks.base import Claimed, Held
 from avow.sinks.kafka import entries as kept_entries
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours
@@ -175,6 +176,12 @@ class Store:
         oldest_ms = time.time() * 1000 - AGE_MAX_MS
         self._change([where for where, kept in known.items() if kept.at_ms < oldest_ms], lambda _, kept: kept)
         return {where: kept.entry for where, kept in known.items()}
+
+    def look(self) -> dict[TopicPartition, Held]:
+        return {where: Held(kept.entry, kept.start) for where, kept in self.kept().items()}
+
+    def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:  # noqa: ARG002
+        return {}  # one offset and its text are all that a group keeps of a partition
 
     def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Begin a run: take its number, and fence the older ones: their open transactions end here."""

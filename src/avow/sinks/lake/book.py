@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One partition."""
-
-    entry: Entry
-    start: int  # where its first claim began, or will begin
+from avow.sinks.base import Held
 
 
 @dataclass(frozen=True, slots=True)

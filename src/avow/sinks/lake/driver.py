@@ -26,6 +26,7 @@ from avow.kafka.log import TopicPartition
 from avow.ledger import NOTHING, Counts, Entry, OffsetRange
 from avow.schema import Field
 from avow.settings import REST_COLUMN, Lake, Pipeline
+from avow.sinks.base import Claimed, Held
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, FileWriter, Place
@@ -232,6 +233,12 @@ class LakeDriver:
 
     def entries(self) -> dict[TopicPartition, Entry]:
         return self._rows.book().entries() if self._rows.loaded or self._rows.load() else {}
+
+    def look(self) -> dict[TopicPartition, Held]:
+        return dict(self._rows.book().held) if self._rows.load() else {}
+
+    def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:  # noqa: ARG002
+        return {}  # the book has totals only
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         fresh = {where: entry for where, entry in entries.items() if where not in self._rows.book().held}

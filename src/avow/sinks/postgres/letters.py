@@ -9,7 +9,7 @@ from datetime import datetime
 from avow.kafka.log import TopicPartition
 from avow.settings import Pipeline, Postgres
 from avow.sinks.base import DeadLetter, Selection
-from avow.sinks.postgres.session import Session, literal
+from avow.sinks.postgres.session import Session, as_sink_error, literal
 
 
 def _where(selection: Selection) -> str:
@@ -60,17 +60,19 @@ class PostgresLetters:
         self._session.close()
 
     def _exists(self) -> bool:
-        return self._session.query("SELECT to_regclass('avow.dead_letters') IS NOT NULL")[0] == (True,)
+        with as_sink_error("cannot read the dead letters"):
+            return self._session.query("SELECT to_regclass('avow.dead_letters') IS NOT NULL")[0] == (True,)
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
         """Reason, how many, when the last one died."""
         if not self._exists():
             return []
-        rows = self._session.query(
-            "SELECT reason, count(*), max(died_at) FROM avow.dead_letters"
-            f" WHERE pipeline = $1{_where(selection)} GROUP BY reason ORDER BY 2 DESC",
-            self._name,
-        )
+        with as_sink_error("cannot read the dead letters"):
+            rows = self._session.query(
+                "SELECT reason, count(*), max(died_at) FROM avow.dead_letters"
+                f" WHERE pipeline = $1{_where(selection)} GROUP BY reason ORDER BY 2 DESC",
+                self._name,
+            )
         return [(reason, count, last) for reason, count, last in rows]
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
@@ -84,4 +86,7 @@ class PostgresLetters:
         return [TopicPartition(*row) for row in rows]
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        return select(self._session, self._name, selection, limit) if self._exists() else []
+        if not self._exists():
+            return []
+        with as_sink_error("cannot read the dead letters"):
+            return select(self._session, self._name, selection, limit)

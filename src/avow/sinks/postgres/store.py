@@ -12,10 +12,12 @@ from typing import Any
 
 from avow import ledger
 from avow.errors import PositionMoved, ProtocolViolation, SinkError
+from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
 from avow.settings import Pipeline, Postgres
+from avow.sinks.base import GIVEN_UP_BATCH, Claimed, Held
 from avow.sinks.postgres import tables
 from avow.sinks.postgres.session import Session, as_sink_error, literal
 
@@ -266,6 +268,40 @@ class Store:
                 self._pipeline.name,
             )
         return {TopicPartition(row[0], row[1]): entry_of(row[2:]) for row in rows}
+
+    def look(self) -> dict[TopicPartition, Held]:
+        with as_sink_error("cannot read the ledger"):
+            if self._session.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] != (True,):
+                return {}
+            rows = self._session.query(
+                f"SELECT topic, partition, start, {_ENTRY} FROM avow.ledger WHERE pipeline = $1", self._pipeline.name
+            )
+        return {TopicPartition(row[0], row[1]): Held(entry_of(row[3:]), row[2]) for row in rows}
+
+    def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:
+        """From the log of claims, which is kept for a while (``CLAIMS_KEPT``)."""
+        if not offsets:
+            return {}
+        wanted = ", ".join(f"({offset})" for offset in sorted(offsets))
+        with as_sink_error("cannot read the claims"):
+            rows = self._session.query(
+                "SELECT wanted.number, c.from_offset, c.until_offset, c.read, c.written, c.dead, c.skipped, c.batch,"
+                f" r.guarantee FROM (VALUES {wanted}) AS wanted (number) CROSS JOIN LATERAL (SELECT * FROM avow.claims"
+                f" WHERE {_OF_PARTITION}{where.partition} AND from_offset <= wanted.number"
+                " ORDER BY from_offset DESC LIMIT 1) c JOIN avow.runs r ON r.pipeline = c.pipeline AND r.run = c.run"
+                " WHERE c.until_offset > wanted.number",
+                self._pipeline.name,
+                where.topic,
+            )
+        return {
+            row[0]: Claimed(
+                OffsetRange(where.topic, where.partition, row[1], row[2]),
+                Counts(*row[3:7]),
+                Guarantee(row[8]),
+                given_up=row[7] == GIVEN_UP_BATCH,
+            )
+            for row in rows
+        }
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""

@@ -1,0 +1,105 @@
+"""A service that tells its callers what became of their orders: ``python service.py orders.toml [PORT]``.
+
+POST /orders with a JSON body sends the body as a record, waits for its receipt, and answers 201 (written), 422
+(dead-lettered, with the reason) or 202 (Kafka has it, the table not yet: ask GET /receipts/TOPIC/PARTITION/OFFSET).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from avow import AvowError, Receipt, Receipts
+from avow.clients.receipts import Answer, State
+from avow.plan import load_checked
+
+PIPELINE = load_checked(Path(sys.argv[1]))
+TOPIC = PIPELINE.source.topics[0]
+RECEIPTS = Receipts(PIPELINE)
+# One line to change for another producer: all that counts is the message that its delivery callback is given.
+PRODUCER = Producer({"bootstrap.servers": PIPELINE.source.brokers, "enable.idempotence": True})
+
+PATIENCE_S = 2.0  # a caller waits no longer than this for the table
+BODY_MAX = 100_000
+STATUS = {State.WRITTEN: 201, State.DEAD_LETTERED: 422, State.NOT_YET: 202}
+
+
+def send(value: bytes) -> Message:
+    """Send one record and wait for Kafka's acknowledgement."""
+    done = threading.Event()
+    told: list[tuple[Any, Message]] = []
+
+    def delivered(error: Any, message: Message) -> None:
+        told.append((error, message))
+        done.set()
+
+    PRODUCER.produce(TOPIC, value, on_delivery=delivered)
+    done.wait()
+    error, message = told[0]
+    if error is not None:
+        raise KafkaException(error)
+    return message
+
+
+def poll() -> None:
+    """Delivery callbacks are called from here, for all requests."""
+    while True:
+        PRODUCER.poll(0.1)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        if self.path != "/orders" or not 0 < length <= BODY_MAX:
+            return self.reply(400, {"error": f"POST /orders, with a body of at most {BODY_MAX} bytes"})
+        try:
+            receipt = RECEIPTS.receipt(send(self.rfile.read(length)))
+        except (KafkaException, BufferError) as error:
+            return self.reply(503, {"error": str(error)})
+        try:
+            return self.tell(receipt.wait(PATIENCE_S))
+        except AvowError as error:
+            # Kafka has the record: it is not lost, only what became of it cannot be asked now.
+            return self.reply(202, {"record": str(receipt), "state": "unknown", "detail": str(error)})
+
+    def do_GET(self) -> None:
+        match self.path.strip("/").split("/"):
+            case ["receipts", topic, partition, offset] if partition.isdigit() and offset.isdigit():
+                try:
+                    return self.tell(RECEIPTS.look(Receipt(topic, int(partition), int(offset))))
+                except AvowError as error:
+                    return self.reply(503, {"error": str(error)})
+            case _:
+                return self.reply(404, {"error": "GET /receipts/TOPIC/PARTITION/OFFSET"})
+
+    def tell(self, answer: Answer) -> None:
+        self.reply(STATUS.get(answer.state, 200), {"record": str(answer.receipt), **answer.as_json()})
+
+    def reply(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing: the answers say it all."""
+
+
+def main() -> None:
+    threading.Thread(target=poll, daemon=True).start()
+    port = int(sys.argv[2]) if len(sys.argv) > 2 else 8080
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        print(f"listening on http://127.0.0.1:{server.server_address[1]}", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

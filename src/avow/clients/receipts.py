@@ -1,0 +1,338 @@
+"""Receipts: what became of records that were sent, asked of the ledger of the pipeline that reads them.
+
+A service that has sent a record knows its topic, partition and offset from Kafka's acknowledgement. ``Receipts`` says
+what the pipeline has made of it, or waits until it has made something: one read of the ledger for all records that are
+asked about, again and again with a growing pause. The table of rows is never read. Dead letters are looked up where the
+ledger counts some; Kafka is asked where the ledger's counts leave a doubt, and which topic bears the name.
+
+Owns: the asking and the waiting. Must not know: what follows from the answers (``outcome`` judges), any one sink.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import confluent_kafka as client
+
+from avow import sinks
+from avow.clients.outcome import TIMEOUT_S, Answer, Ask, Evidence, Receipt, State, judge, judge_up_to
+from avow.errors import ConfigError, SinkError, SourceError
+from avow.kafka.log import Log, TopicPartition
+from avow.kafka.reader import Reader
+from avow.ledger import OffsetRange
+from avow.plan import load_checked
+from avow.settings import Pipeline
+from avow.sinks.base import DeadLetter, DriverSink, Held, Letters, Selection
+
+__all__ = ["Answer", "Receipt", "Receipts", "State"]
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+DOUBT_S = 1.0  # unsettled for so long: is there such a record at all?
+IDS_KEPT_S = 10.0  # how long a topic is taken for the same
+LETTERS_AT_ONCE = 1_000
+GAP_MAX = 1_000  # offsets that are read through rather than jumped over
+
+Found = TypeVar("Found")
+Watch = Callable[[Sequence[Answer]], None]
+
+
+class Placed(Protocol):
+    """Where a record stands."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+
+class Receipts:
+    """What became of records, for one pipeline. Threads may share it. Close it, or use it as a context manager."""
+
+    def __init__(self, pipeline: Pipeline | Path | str) -> None:
+        self._pipeline = pipeline if isinstance(pipeline, Pipeline) else load_checked(Path(pipeline))
+        self._lock = threading.Lock()  # of the connections below: each is for one at a time
+        self._store: DriverSink | None = None
+        self._letters: Letters | None = None
+        self._log: Log | None = None
+        self._ids: dict[TopicPartition, str] = {}
+        self._ids_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._let_go()
+
+    def receipt(self, sent: client.Message | Placed) -> Receipt:
+        """Of a record that Kafka has acknowledged: the message that a delivery callback of confluent_kafka is given, or
+        anything else that has topic, partition and offset."""
+        if not isinstance(sent, client.Message):
+            return Receipt(sent.topic, sent.partition, sent.offset, self)
+        offset = sent.offset()
+        if sent.error() is not None or offset is None or offset < 0:
+            raise ConfigError(
+                "there is no receipt for a record without an offset",
+                advice="Ask for acknowledgements (acks other than 0), and only about records that were delivered.",
+            )
+        return Receipt(str(sent.topic()), int(sent.partition() or 0), offset, self)
+
+    # Asking
+
+    def look(self, receipt: Receipt) -> Answer:
+        """What is known now."""
+        return self.look_all([receipt])[0]
+
+    def look_all(self, receipts: Collection[Receipt]) -> list[Answer]:
+        """What is known now, in the order of the receipts."""
+        wanted = list(receipts)
+        return self._asked(lambda: self._judged(wanted, doubt=True))
+
+    def wait(self, receipt: Receipt, timeout_s: float = TIMEOUT_S) -> Answer:
+        """Until it is settled; when the time is over, what is known then."""
+        return self.wait_all([receipt], timeout_s)[0]
+
+    def wait_all(
+        self, receipts: Collection[Receipt], timeout_s: float = TIMEOUT_S, watch: Watch = lambda _: None
+    ) -> list[Answer]:
+        """Until all are settled, in the order of the receipts. ``watch`` is told after every look."""
+        return self._waited(list(receipts), self._judged, timeout_s, watch)
+
+    def wait_up_to(
+        self, receipts: Collection[Receipt], timeout_s: float = TIMEOUT_S, watch: Watch = lambda _: None
+    ) -> list[Answer]:
+        """Until all records of these partitions, up to the highest of these, are settled: an answer for each partition.
+        All that somebody sent so far is all up to the last receipt of each partition."""
+        highest = {TopicPartition(one.topic, one.partition): one for one in sorted(receipts)}
+        return self._waited(list(highest.values()), self._judged_up_to, timeout_s, watch)
+
+    def newest(self) -> list[Receipt]:
+        """The last offset of each partition below which all is committed: up to these is everything there is now."""
+
+        def ask() -> list[Receipt]:
+            ends = self._the_log().stable_ends(self._the_log().partitions())
+            return [Receipt(w.topic, w.partition, end - 1, self) for w, end in sorted(ends.items()) if end]
+
+        return self._asked(ask)
+
+    # Waiting
+
+    def _waited(
+        self, wanted: list[Receipt], judged: Callable[..., list[Answer]], timeout_s: float, watch: Watch
+    ) -> list[Answer]:
+        """Answers for all. One that is settled is not asked about again."""
+        answers: dict[Receipt, Answer] = {}
+        began = time.monotonic()
+        deadline, pause, doubt_at = began + timeout_s, PAUSE_MIN_S, began + DOUBT_S
+        while True:
+            now = time.monotonic()
+            last, doubt = now >= deadline, now >= doubt_at
+            unsettled = [one for one in wanted if one not in answers or not answers[one].state.settled]
+            try:
+                found = self._asked(partial(judged, unsettled, doubt=doubt or last))
+                answers |= zip(unsettled, found, strict=True)
+                watch([answers[one] for one in wanted])
+                if last or all(answers[one].state.settled for one in wanted):
+                    return [answers[one] for one in wanted]
+                doubt_at = float("inf") if doubt else doubt_at
+            except (SinkError, SourceError):
+                # A server that is restarted meanwhile need not trouble those who wait.
+                if last:
+                    raise
+            # Not all at the same moment, if many wait.
+            time.sleep(max(0.0, min(pause * random.uniform(0.8, 1.2), deadline - time.monotonic())))
+            pause = min(pause * 1.5, PAUSE_MAX_S)
+
+    def _asked(self, question: Callable[[], Found]) -> Found:
+        """The answer to a question, over connections that are kept for the next; those that failed are not."""
+        with self._lock:
+            try:
+                return question()
+            except (SinkError, SourceError):
+                self._let_go()
+                raise
+
+    # Looking
+
+    def _judged(self, wanted: Sequence[Receipt], *, doubt: bool) -> list[Answer]:
+        """``doubt``: also ask whether the log has got such records."""
+        answers = {one: answer for one in wanted if (answer := self._foreign(one)) is not None}
+        # The ledger first, and dead letters after it: what is below the position is then among them, or never will be.
+        ledger = self._the_store().look()
+        answers |= self._made_again([one for one in wanted if one not in answers], ledger)
+        known = {one: Evidence(ledger.get(_place(one))) for one in wanted if one not in answers}
+        if doubt:
+            behind = [one for one in known if _is_behind(one, known[one].held)]
+            known |= {one: replace(known[one], log=log) for one, log in self._logs(behind).items()}
+        while len(answers) < len(set(wanted)):
+            asks: dict[Ask, list[Receipt]] = defaultdict(list)
+            for one in known.keys() - answers.keys():
+                said = judge(one, self._pipeline.guarantee, self._pipeline.sink.mode, known[one])
+                if isinstance(said, Answer):
+                    answers[one] = said
+                else:
+                    asks[said].append(one)
+            for ask, some in asks.items():
+                found = self._found(ask, some)
+                known |= {one: known[one].having(ask, found.get(one)) for one in some}
+        return [answers[one] for one in wanted]
+
+    def _judged_up_to(self, wanted: Sequence[Receipt], *, doubt: bool) -> list[Answer]:  # noqa: ARG002
+        ledger = self._the_store().look()
+        again = self._made_again(wanted, ledger)
+        return [again.get(one) or self._up_to(one, ledger.get(_place(one))) for one in wanted]
+
+    def _up_to(self, one: Receipt, held: Held | None) -> Answer:
+        said = self._foreign(one) or judge_up_to(one, self._pipeline.guarantee, held, None)
+        if isinstance(said, Ask):
+            up_to = Selection(topic=one.topic, partition=one.partition, until_offset=one.offset + 1)
+            dead = sum(count for _, count, _ in self._the_letters().by_reason(up_to))
+            said = judge_up_to(one, self._pipeline.guarantee, held, dead)
+        assert isinstance(said, Answer)
+        return said
+
+    def _foreign(self, one: Receipt) -> Answer | None:
+        """Of a topic that this pipeline does not read."""
+        source = self._pipeline.source
+        pattern = source.topics_pattern
+        ours = one.topic in source.topics if pattern is None else re.fullmatch(pattern, one.topic)
+        return None if ours else Answer(one, State.UNKNOWN, f"topic {one.topic} is not read by this pipeline")
+
+    def _made_again(self, wanted: Sequence[Receipt], ledger: Mapping[TopicPartition, Held]) -> dict[Receipt, Answer]:
+        """Of a topic that is not the one the ledger knows: the same offsets are other records."""
+        if time.monotonic() - self._ids_at > IDS_KEPT_S:
+            self._ids, self._ids_at = self._the_log().partitions(), time.monotonic()
+        found = {}
+        for one in wanted:
+            where = _place(one)
+            if where in ledger and where in self._ids and ledger[where].entry.topic_id != self._ids[where]:
+                said = f"topic {one.topic} was deleted and made again: the ledger knows the one before"
+                found[one] = Answer(one, State.UNKNOWN, said)
+        return found
+
+    def _logs(self, wanted: Collection[Receipt]) -> dict[Receipt, tuple[int, int]]:
+        """Where their partitions begin and end; an empty log where there is no such partition."""
+        if not wanted:
+            return {}
+        there = self._the_log().partitions()
+        offsets = self._the_log().offsets({_place(one) for one in wanted} & there.keys())
+        return {one: offsets.get(_place(one), (0, 0)) for one in wanted}
+
+    def _found(self, ask: Ask, wanted: Sequence[Receipt]) -> dict[Receipt, Any]:
+        """What is asked, for as many as there is an answer."""
+        found: dict[Receipt, Any] = {}
+        for where, some in _by_partition(wanted).items():
+            offsets = {one.offset for one in some}
+            by_offset: Mapping[int, Any]
+            match ask:
+                case Ask.LETTER:
+                    by_offset = self._letters_at(where, offsets)
+                case Ask.CLAIM:
+                    by_offset = self._the_store().claims_of(where, offsets)
+                case Ask.RECORD:
+                    by_offset = self._records_at(where, offsets)
+            found |= {one: by_offset[one.offset] for one in some if one.offset in by_offset}
+        return found
+
+    def _letters_at(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, DeadLetter]:
+        found: dict[int, DeadLetter] = {}
+        start = min(offsets)
+        while True:
+            some = Selection(
+                topic=where.topic, partition=where.partition, from_offset=start, until_offset=max(offsets) + 1
+            )
+            page = self._the_letters().select(some, LETTERS_AT_ONCE)
+            found |= {letter.offset: letter for letter in page if letter.offset in offsets}
+            if len(page) < LETTERS_AT_ONCE:
+                return found
+            start = page[-1].offset + 1
+
+    def _records_at(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, bool]:
+        """Whether there is a committed record; no item below the log's beginning."""
+        there = self._the_log().partitions()
+        earliest = self._the_log().offsets([where])[where][0] if where in there else max(offsets) + 1
+        left = sorted(offset for offset in offsets if offset >= earliest)
+        seen: set[int] = set()
+        if left:
+            with _reading(self._pipeline) as reader:
+                for span in _spans(where, left):
+                    for batch in reader.read(span):
+                        seen.update(batch.column("offset").to_pylist())
+        return {offset: offset in seen for offset in left}
+
+    # Connections, opened when they are needed
+
+    def _the_store(self) -> DriverSink:
+        self._store = self._store or sinks.driver_sink(self._pipeline)
+        return self._store
+
+    def _the_letters(self) -> Letters:
+        self._letters = self._letters or sinks.dead_letters(self._pipeline)
+        return self._letters
+
+    def _the_log(self) -> Log:
+        self._log = self._log or Log(self._pipeline.source, self._pipeline.name)
+        return self._log
+
+    def _let_go(self) -> None:
+        store, letters, log = self._store, self._letters, self._log
+        self._store = self._letters = self._log = None
+        if store is not None:
+            store.close()
+        if letters is not None:
+            letters.__exit__(None, None, None)
+        if log is not None:
+            log.close()
+
+
+@contextmanager
+def _reading(pipeline: Pipeline) -> Iterator[Reader]:
+    reader = Reader(pipeline.source, pipeline.name)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _place(one: Receipt) -> TopicPartition:
+    return TopicPartition(one.topic, one.partition)
+
+
+def _is_behind(one: Receipt, held: Held | None) -> bool:
+    """Whether it lies where the position has not come."""
+    return held is None or held.entry.position <= one.offset
+
+
+def _by_partition(wanted: Iterable[Receipt]) -> dict[TopicPartition, list[Receipt]]:
+    found: dict[TopicPartition, list[Receipt]] = defaultdict(list)
+    for one in wanted:
+        found[_place(one)].append(one)
+    return found
+
+
+def _spans(where: TopicPartition, offsets: Sequence[int]) -> Iterator[OffsetRange]:
+    """Ascending offsets as few ranges, without long ways between them."""
+    start = last = offsets[0]
+    for offset in offsets[1:]:
+        if offset - last > GAP_MAX:
+            yield OffsetRange(where.topic, where.partition, start, last + 1)
+            start = offset
+        last = offset
+    yield OffsetRange(where.topic, where.partition, start, last + 1)
