@@ -3,7 +3,9 @@
 Public names only. Everything else is reached through its module.
 """
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from avow.errors import (
     AvowError,
@@ -15,7 +17,13 @@ from avow.errors import (
 )
 from avow.guarantee import Anomaly, Guarantee
 
+if TYPE_CHECKING:
+    from avow.clients.producer import Producer
+
 __version__ = version("avow")
+
+# Imported when they are asked for: they bring Kafka's client with them.
+_LAZY = {"Producer": "avow.clients.producer"}
 
 __all__ = [
     "Anomaly",
@@ -23,8 +31,15 @@ __all__ = [
     "ConfigError",
     "Guarantee",
     "LocalError",
+    "Producer",
     "ProtocolViolation",
     "SinkError",
     "SourceError",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -6,7 +6,7 @@ Owns: those questions. Must not know: sends. Its neighbour is ``producer``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
@@ -39,6 +39,19 @@ def facts(brokers: str, given: Mapping[str, str], topic: str, timeout_s: float =
         min(len(part.replicas) for part in parts),
         min(len(part.isrs) for part in parts),
         int(config["min.insync.replicas"].value),
+    )
+
+
+def in_sync_problem(brokers: str, given: Mapping[str, str], topic: str) -> str:
+    """What keeps a topic from being written with acks all; empty if nothing is known that does."""
+    found = None
+    with suppress(SourceError):
+        found = facts(brokers, given, topic, timeout_s=5)
+    if found is None or found.in_sync >= found.needed:
+        return ""
+    return (
+        f"Topic {found.name} has {found.in_sync} of {found.replicas} replicas in sync, and "
+        f"min.insync.replicas is {found.min_in_sync}: bring its brokers back, or lower that."
     )
 
 

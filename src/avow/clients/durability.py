@@ -184,7 +184,12 @@ class TopicFacts:
     partitions: int
     replicas: int  # of the partition that has fewest
     in_sync: int  # likewise
-    min_in_sync: int
+    min_in_sync: int  # as configured
+
+    @property
+    def needed(self) -> int:
+        """Brokers do not ask for more replicas than there are."""
+        return min(self.min_in_sync, self.replicas)
 
 
 def explain(choice: Choice, topic: TopicFacts | None = None) -> Iterator[str]:
@@ -240,12 +245,12 @@ def _about(choice: Choice, topic: TopicFacts) -> Iterator[str]:
     if choice.level.acks != "all":
         yield "min.insync.replicas plays no part with these acks."
         return
-    spare = topic.replicas - topic.min_in_sync
-    if topic.in_sync < topic.min_in_sync:
+    spare = topic.replicas - topic.needed
+    if topic.in_sync < topic.needed:
         yield "NOT MET: fewer replicas are in sync than that, so nothing can be sent now."
     elif spare > 0:
         yield f"{spare} of the replicas may be away, and sending goes on; with more away, sends wait and then fail."
     else:
         yield "None of the replicas may be away: without one of them nothing can be sent."
-    if topic.min_in_sync == 1:
-        yield "With min.insync.replicas 1, all in sync may be the leader alone: its death then loses as with acks 1."
+    if topic.needed == 1:
+        yield "All that are in sync may be the leader alone: its death then loses as with acks 1."

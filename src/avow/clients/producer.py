@@ -37,7 +37,7 @@ from uuid import uuid4
 import confluent_kafka as client
 from confluent_kafka import KafkaError, KafkaException
 
-from avow.clients.cluster import FENCED, PATIENCE_S, as_ours, facts, superseded
+from avow.clients.cluster import FENCED, PATIENCE_S, as_ours, in_sync_problem, superseded
 from avow.clients.durability import OWNED, Durability, choose
 from avow.clients.sending import Outcome, Place, Sending, Totals, outcome_of, words_of
 from avow.errors import AvowError, ConfigError, SourceError, first_line
@@ -167,7 +167,7 @@ class Producer:
         except BaseException:
             self._end(sending, Outcome.FAILED, "it was not handed over", told=True)
             raise
-        self._client.poll(0)
+        self._serve(self._client.poll, 0)
         return sending
 
     def _hand_over(self, topic: str, value: bytes | None, **more: Any) -> None:
@@ -176,7 +176,7 @@ class Producer:
                 self._client.produce(topic, value, **more)
                 return
             except BufferError:  # full: wait for the end of some that are on their way
-                self._client.poll(0.1)
+                self._serve(self._client.poll, 0.1)
 
     def _stamps(self, sending: Sending, value: bytes | None) -> Iterator[tuple[str, bytes | str]]:
         yield SEQUENCE, f"{self.id}/{sending.number}"
@@ -187,7 +187,7 @@ class Producer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every send has ended, or for so long."""
-        self._client.flush(self._timeout_s + PATIENCE_S if timeout_s is None else timeout_s)
+        self._serve(self._client.flush, self._timeout_s + PATIENCE_S if timeout_s is None else timeout_s)
 
     @property
     def totals(self) -> Totals:
@@ -234,6 +234,17 @@ class Producer:
         if self._on_failure is not None:
             self._on_failure(sending)
 
+    def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
+        """Let the client write ends. A fatal error, above all that it is fenced, it raises out of whatever is called, and
+        then the ends that it was about to write are lost: what they belong to is aborted, or unknown at the close."""
+        try:
+            call(timeout_s)
+        except (KafkaException, SystemError) as error:  # the latter if it met one of our functions on its way
+            cause = error if isinstance(error, KafkaException) else error.__cause__
+            if not isinstance(cause, KafkaException):
+                raise
+            self._note_fencing(cause.args[0])
+
     def _wait_for(self, sending: Sending, timeout_s: float | None) -> None:
         if sending.outcome is Outcome.PENDING and self._transaction is not None:
             raise ConfigError("a send in a transaction ends when the transaction does", advice="Wait after the block.")
@@ -242,7 +253,7 @@ class Producer:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SourceError(f"{sending.tag} to {sending.topic} has not ended; it may still arrive")
-            self._client.poll(min(left, 0.1))
+            self._serve(self._client.poll, min(left, 0.1))
 
     def _words(self, error: KafkaError) -> str:
         return strike(self._given.values(), words_of(error))
@@ -274,7 +285,7 @@ class Producer:
             self._transaction = None
 
     def _commit(self, opened: Transaction) -> None:
-        self._client.flush(PATIENCE_S)
+        self._serve(self._client.flush, PATIENCE_S)
         bad = next((one for one in opened.sendings if not one.arrived), None)
         if bad is not None:
             why = f"the transaction was aborted: {bad.tag} to {bad.topic}: {bad.error or 'it was not acknowledged'}"
@@ -338,7 +349,7 @@ class Producer:
         self.flush()
         with suppress(KafkaException):
             self._client.purge()
-            self._client.flush(1)
+        self._serve(self._client.flush, 1)
         for one in list(self._pending):
             self._end(one, Outcome.UNKNOWN, "the producer was closed before its end")
         self._unusable = _CLOSED
@@ -359,17 +370,8 @@ class Producer:
 
     def _advice(self, bad: Sending) -> str:
         """What the cluster itself says about the topic, if that explains it."""
-        found = None
-        with suppress(SourceError):
-            found = facts(self._brokers, self._given, bad.topic, timeout_s=5)
-        if found is None:
-            return "Check that the topic is there and that the brokers answer."
-        if self.choice.level.acks == "all" and found.in_sync < found.min_in_sync:
-            return (
-                f"Topic {found.name} has {found.in_sync} of {found.replicas} replicas in sync, and "
-                f"min.insync.replicas is {found.min_in_sync}: bring its brokers back, or lower that."
-            )
-        return "Check the brokers' logs."
+        short = in_sync_problem(self._brokers, self._given, bad.topic) if self.choice.level.acks == "all" else ""
+        return short or "Check that the topic is there, and the brokers' logs."
 
 
 def _refuse_owned(given: Mapping[str, str]) -> None:
