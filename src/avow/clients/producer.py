@@ -235,7 +235,7 @@ class Producer:
             self._on_failure(sending)
 
     def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
-        """Let the client write ends. A fatal error, above all that it is fenced, it raises out of whatever is called, and
+        """Let the client write ends. A fatal error, above all that it is fenced, it raises out of whatever is called;
         then the ends that it was about to write are lost: what they belong to is aborted, or unknown at the close."""
         try:
             call(timeout_s)
