@@ -249,7 +249,7 @@ class Job:
 
     def _opened(self) -> AbstractContextManager[BinaryIO]:
         if self.path is None:
-            return _borrowed(click.get_binary_stream("stdin"))
+            return _borrowed(sys.stdin.buffer)
         try:
             return self.path.open("rb")
         except OSError as error:

@@ -72,8 +72,12 @@ class Load:
     """How much is sent for each durability, over all rounds."""
 
     records: int = 20_000
-    singles: int = 300
     record_bytes: int = 200
+
+    @property
+    def singles(self) -> int:
+        """Of those that are sent one at a time, which takes long."""
+        return max(30, min(600, self.records // 20))
 
 
 def measure(
@@ -133,9 +137,9 @@ def _singles(brokers: str, given: dict[str, str], topic: str, one: Measured, loa
             with producer.transaction():
                 producer.send(topic, value)
 
-        for _ in range(20):  # connections and metadata
+        for _ in range(5):  # connections and metadata
             send()
-        for _ in range(max(load.singles // ROUNDS, 1)):
+        for _ in range(load.singles // ROUNDS):
             before = time.perf_counter()
             send()
             one.latencies_ms.append((time.perf_counter() - before) * 1000)
@@ -143,7 +147,7 @@ def _singles(brokers: str, given: dict[str, str], topic: str, one: Measured, loa
 
 def _many(brokers: str, given: dict[str, str], topic: str, one: Measured, load: Load) -> None:
     value = b"x" * load.record_bytes
-    count = max(load.records // ROUNDS, 1)
+    count = load.records // ROUNDS
     with _producer(brokers, given, one) as producer:
         _send_many(producer, topic, value, 100)
         before = time.perf_counter()
