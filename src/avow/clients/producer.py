@@ -86,7 +86,7 @@ class Producer:
         durability: Durability | str | None = None,
         name: str | None = None,
         idempotency_key: Callable[[bytes], str | None] | None = None,
-        on_failure: Callable[[Sending], None] | None = None,
+        on_failure: Callable[[Sending], object] | None = None,
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         kafka: Mapping[str, str] | None = None,
     ) -> None:

@@ -21,5 +21,6 @@ __all__ = ["REASONS", "Dead", "Decoded", "Decoder", "Reason", "arrow_type", "dec
 
 def decoder(pipeline: Pipeline, *, refuse_nul: bool) -> Decoder:
     """The decoder of a pipeline. ``refuse_nul``: the sink cannot hold NUL in text."""
-    kind = JsonDecoder if pipeline.decode.format == "json" else PlainDecoder
-    return Checked(kind(pipeline, refuse_nul=refuse_nul))
+    if pipeline.decode.format == "json":
+        return Checked(JsonDecoder(pipeline, refuse_nul=refuse_nul))
+    return Checked(PlainDecoder(pipeline, refuse_nul=refuse_nul))

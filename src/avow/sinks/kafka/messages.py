@@ -79,7 +79,7 @@ class Mapper:
         self._carried = pipeline.carried
         self._routed = pipeline.sink.routed_by
         # A value that is made here is not the one whose checksum came with the record.
-        self._dropped = frozenset() if self._untouched else frozenset({CHECKSUM})
+        self._dropped: frozenset[str] = frozenset() if self._untouched else frozenset({CHECKSUM})
 
     @property
     def _untouched(self) -> bool:
