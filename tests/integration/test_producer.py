@@ -412,7 +412,7 @@ def test_measuring_leaves_nothing_behind_and_touches_nothing(
 
 def test_the_example_takes_orders_whole(cluster: Cluster, make_topic: Callable[..., str]) -> None:
     orders, payments = make_topic(), make_topic()
-    script = ROOT / "examples" / "transactional-producer" / "order.py"
+    script = str(ROOT / "examples" / "transactional-producer" / "order.py")
     command = [sys.executable, script, "--brokers", cluster.bootstrap, "--orders", orders, "--payments", payments]
     done = subprocess.run([*command, "--count", "8"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -20,8 +20,8 @@ from avow.clients.imports import Position
 from avow.clients.lines import BadLine, Form, Line, read
 from avow.clients.measure import CHOICES, Measured
 from avow.clients.picture import svg
-from avow.clients.producer import Producer, Sending
-from avow.clients.sending import Outcome, outcome_of, words_of
+from avow.clients.producer import Producer
+from avow.clients.sending import Outcome, Sending, outcome_of, words_of
 from avow.errors import ConfigError, SourceError
 from avow.guarantee import Guarantee
 from avow.kafka.metadata import QUIET

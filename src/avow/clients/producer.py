@@ -192,7 +192,14 @@ class Producer:
     @property
     def totals(self) -> Totals:
         with self._lock:
-            return Totals(self._sent, *self._ended.values(), len(self._pending))
+            ended = self._ended
+            return Totals(
+                self._sent,
+                ended[Outcome.ACKNOWLEDGED],
+                ended[Outcome.FAILED],
+                ended[Outcome.UNKNOWN],
+                len(self._pending),
+            )
 
     # Ends
 
