@@ -12,6 +12,8 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from avow.decode import decoder
+from avow.kafka.headers import CHECKSUM, checksum
+from avow.kafka.reader import headers_column
 from avow.settings import Pipeline
 
 SCHEMA = "id long not null, account string not null, amount double, at timestamp, note string"
@@ -45,11 +47,21 @@ def batch(rows: int, bad: Callable[[int], bytes] | None = None, every: int = 1_0
     return pa.RecordBatch.from_arrays([pa.nulls(rows, pa.binary()), pa.array(values, pa.binary())], ["key", "value"])
 
 
+def with_headers(plain: pa.RecordBatch, *, checked: bool) -> pa.RecordBatch:
+    """Each record with two headers of its own, and with its checksum."""
+    own = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"), ("kind", b"payment")]
+    values = plain.column("value").to_pylist()
+    headers = headers_column([[*own, *([(CHECKSUM, checksum(value))] if checked else [])] for value in values])
+    return plain.append_column("headers", headers)
+
+
 def main() -> None:
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
     rows = int(sys.argv[2]) if len(sys.argv) > 2 else 50_000
     cases: list[tuple[str, pa.RecordBatch, str]] = [
         ("clean", batch(rows), "reject"),
+        ("all with other headers", with_headers(batch(rows), checked=False), "reject"),
+        ("all with a checksum", with_headers(batch(rows), checked=True), "reject"),
         ("1 in 1,000 truncated", batch(rows, lambda n: record(n)[:-9]), "reject"),
         ("1 in 1,000 malformed", batch(rows, lambda n: record(n).replace(b":", b" ", 1)), "reject"),
         ("1 in 1,000 of a wrong type", batch(rows, lambda n: record(n).replace(b'"acc', b'17,"acc')), "reject"),

@@ -18,12 +18,17 @@ from avow.errors import (
 from avow.guarantee import Anomaly, Guarantee
 
 if TYPE_CHECKING:
+    from avow.clients.producer import Producer
     from avow.clients.receipts import Receipt, Receipts
 
 __version__ = version("avow")
 
 # Imported when they are asked for: they bring Kafka's client with them.
-_LAZY = {"Receipt": "avow.clients.receipts", "Receipts": "avow.clients.receipts"}
+_LAZY = {
+    "Producer": "avow.clients.producer",
+    "Receipt": "avow.clients.receipts",
+    "Receipts": "avow.clients.receipts",
+}
 
 __all__ = [
     "Anomaly",
@@ -31,6 +36,7 @@ __all__ = [
     "ConfigError",
     "Guarantee",
     "LocalError",
+    "Producer",
     "ProtocolViolation",
     "Receipt",
     "Receipts",
@@ -40,7 +46,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+if not TYPE_CHECKING:  # to a type checker they are imported above, and no other name is there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)

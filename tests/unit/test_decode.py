@@ -15,6 +15,8 @@ import pytest
 
 from avow.decode import REASONS, Decoded, Decoder, Reason, arrow_type, decoder
 from avow.decode import json as reading
+from avow.kafka.headers import CHECKSUM, checksum
+from avow.kafka.reader import headers_column
 from avow.schema import parse
 from avow.settings import Pipeline
 
@@ -535,3 +537,59 @@ assert "pandas" not in sys.modules
 def test_good_records_need_no_pandas() -> None:
     """It is there, for Spark's driver; importing it would cost every Spark worker a second at its start."""
     subprocess.run([sys.executable, "-c", WITHOUT_PANDAS], check=True, cwd=Path(__file__).parents[2])
+
+
+def with_headers(values: Sequence[bytes | None], headers: Sequence[Any]) -> pa.RecordBatch:
+    return batch(values).append_column("headers", headers_column(headers))
+
+
+def test_a_value_that_is_not_what_its_producer_sent_is_corrupted() -> None:
+    good, torn = b'{"id": 1, "text": "a"}', b"{"
+    sound = [(CHECKSUM, checksum(good))]
+    cases: list[tuple[bytes | None, Any, bool]] = [
+        (good, sound, True),
+        (good, None, True),
+        (good, [("other", b"1"), (CHECKSUM, checksum(good).upper()), ("other", None)], True),
+        (good, [(CHECKSUM, checksum(b"another"))], False),
+        (good, [(CHECKSUM, None)], False),
+        (good, [(CHECKSUM, b"not digits, at all\x1b")], False),
+        (good, [(CHECKSUM, b"12345678")], False),
+        (good, [*sound, (CHECKSUM, b"zzzzzzzz")], False),
+        (None, sound, False),
+        (torn, [(CHECKSUM, checksum(torn))], True),
+        (good, sound, True),
+    ]
+    to = json("id long, text string", tombstones="keep")
+    whole = with_headers([value for value, _, _ in cases], [headers for _, headers, _ in cases])
+    for part in (whole, whole.slice(2), whole.slice(3, 1), whole.slice(9)):
+        first = 2 if len(part) == 9 else 3 if len(part) == 1 else 9 if len(part) == 2 else 0
+        expected = cases[first : first + len(part)]
+        decoded = to.decode(part)
+        dead = {one.index: one for one in decoded.dead}
+        assert [n for n, d in dead.items() if d.reason == Reason.CORRUPTED] == [
+            n for n, (_, _, is_sound) in enumerate(expected) if not is_sound
+        ]
+        assert decoded.kept.to_pylist() == [n for n in range(len(part)) if n not in dead]
+        assert [n for n, d in dead.items() if d.reason == Reason.NOT_JSON] == [
+            n for n, (value, _, _) in enumerate(expected) if value == torn
+        ]
+        assert list(dead) == sorted(dead)
+        assert all(one.detail.isprintable() for one in dead.values())
+    assert "says 12345678, and the value's is" in to.decode(whole).dead[3].detail
+    assert "there is no value" in to.decode(whole).dead[5].detail
+
+
+def test_a_corrupted_delete_deletes_nothing() -> None:
+    to = upsert("id long not null, text string", "id")
+    values, headers = [None, b'{"id":2}', None], [[(CHECKSUM, b"00000000")], None, None]
+    keyed = batch(values, [b"1", b"2", b"3"]).append_column("headers", headers_column(headers))  # type: ignore[arg-type]
+    decoded = to.decode(keyed)
+    assert decoded.deleted.to_pylist() == [2]
+    assert decoded.deletes.to_pylist() == [{"id": 3}]
+    assert decoded.kept.to_pylist() == [1]
+    assert [(dead.index, dead.reason) for dead in decoded.dead] == [(0, Reason.CORRUPTED)]
+
+
+def test_the_checksum_is_the_published_one() -> None:
+    assert checksum(b"123456789") == b"e3069283"
+    assert checksum(b"") == b"00000000"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from avow.errors import ConfigError
+from avow.kafka.headers import CHECKSUM
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import HEADERS, headers_column, headers_from_text, headers_to_text
 from avow.ledger import Counts, Entry, Fingerprint
@@ -121,6 +122,19 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
         "_kafka_value": pa.array([b"v"] * size),
     }
     return pa.RecordBatch.from_pydict(columns | lineage)
+
+
+def test_a_checksum_stays_with_its_value_and_no_other(tmp_path: Path) -> None:
+    headers = headers_column([[("a", b"1"), (CHECKSUM, b"12345678")]])
+    rows = batch(region=pa.array(["eu"]))
+    rows = rows.set_column(rows.schema.get_field_index("_kafka_headers"), "_kafka_headers", headers)
+
+    def kept(sink: str, more: str = "") -> list[str]:
+        return [name for name, _ in Mapper(pipeline(tmp_path, sink, more=more)).messages(rows).headers[0]]
+
+    assert kept('topic = "out"') == ["a", CHECKSUM, "avow-origin"]
+    assert kept('topic = "out"\nvalue_column = "region"') == ["a", "avow-origin"]
+    assert kept('topic = "out"\nvalue_column = "region"\norigin = false') == ["a"]
 
 
 def test_routes_name_declared_topics_only(tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ COMMANDS = {
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
         "lake": ("lake", "Keep a Delta or Iceberg table in order: clean, compact."),
     },
+    "Clients": {
+        "produce": ("produce", "Send JSON lines to a topic with a declared guarantee; explain or measure the choices."),
+    },
     "Look at Kafka": {
         "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),
         "groups": ("kafka", "List or describe consumer groups: members, positions, lag."),

@@ -10,6 +10,7 @@ for each batch and hands the outcome to the sink.
 from __future__ import annotations
 
 from avow.arrow import arrow_type
+from avow.decode.checksum import Checked
 from avow.decode.json import JsonDecoder
 from avow.decode.plain import PlainDecoder
 from avow.decode.result import REASONS, Dead, Decoded, Decoder, Reason
@@ -21,5 +22,5 @@ __all__ = ["REASONS", "Dead", "Decoded", "Decoder", "Reason", "arrow_type", "dec
 def decoder(pipeline: Pipeline, *, refuse_nul: bool) -> Decoder:
     """The decoder of a pipeline. ``refuse_nul``: the sink cannot hold NUL in text."""
     if pipeline.decode.format == "json":
-        return JsonDecoder(pipeline, refuse_nul=refuse_nul)
-    return PlainDecoder(pipeline, refuse_nul=refuse_nul)
+        return Checked(JsonDecoder(pipeline, refuse_nul=refuse_nul))
+    return Checked(PlainDecoder(pipeline, refuse_nul=refuse_nul))

@@ -19,6 +19,7 @@ _SHOWN_CHARS_MAX = 60
 class Reason(StrEnum):
     """Why a record is a dead letter: a code that people filter by."""
 
+    CORRUPTED = "corrupted"  # the value is not the one whose checksum its producer put beside it
     EMPTY = "empty"  # a value of zero bytes
     TOMBSTONE = "tombstone"  # a null value, where the pipeline takes none
     TOMBSTONE_KEY = "tombstone-key"  # a null value that should delete, and a key that does not say which row

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.errors import ConfigError
+from avow.kafka.headers import CHECKSUM
 from avow.settings import Kafka, Pipeline
 from avow.sinks import json as as_json
 from avow.sinks.kafka.clients import Limits
@@ -77,6 +78,13 @@ class Mapper:
         self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}
         self._carried = pipeline.carried
         self._routed = pipeline.sink.routed_by
+        # A value that is made here is not the one whose checksum came with the record.
+        self._dropped: frozenset[str] = frozenset() if self._untouched else frozenset({CHECKSUM})
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether records go out with the value they came with."""
+        return self._sink.value_column is None and "value" in self._carried
 
     def messages(self, rows: pa.RecordBatch) -> Messages:
         """All of these rows. They are of one partition."""
@@ -94,7 +102,7 @@ class Mapper:
     def _values(self, rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
         if self._sink.value_column is not None:
             return self._column(rows, self._sink.value_column), {}
-        if "value" in self._carried:
+        if self._untouched:
             return self._column(rows, self._carried["value"]), {}
         payload = rows.select([name for name in rows.schema.names if name not in self._ours])
         values, refused = as_json.objects(payload)
@@ -141,18 +149,21 @@ class Mapper:
         if sink.headers == "keep" and column.null_count < len(column):
             kept = column.to_pylist()
         if not sink.origin:
-            return [[*_pairs(given), *self._own] for given in kept]
+            return [[*self._pairs(given), *self._own] for given in kept]
         if not rows.num_rows:
             return []
         topic, partition, offset, _ = sink.lineage
         before = origin(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py(), 0)[:-1]
         offsets = rows.column(offset).to_pylist()
         return [
-            [*_pairs(given), *self._own, (ORIGIN, f"{before}{number}")]
+            [*self._pairs(given), *self._own, (ORIGIN, f"{before}{number}")]
             if given or self._own
             else [(ORIGIN, f"{before}{number}")]
             for number, given in zip(offsets, kept, strict=True)
         ]
+
+    def _pairs(self, given: list[dict[str, Any]] | None) -> Headers:
+        return [(pair["key"], pair["value"]) for pair in given or () if pair["key"] not in self._dropped]
 
     def _timestamps(self, rows: pa.RecordBatch) -> list[int]:
         if self._sink.timestamps == "now":
@@ -160,10 +171,6 @@ class Mapper:
         column = rows.column(self._sink.lineage[3]).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
         # A record without a timestamp has -1; librdkafka takes 0 for "now".
         return [0 if us is None or us < 0 else us // 1000 for us in column.to_pylist()]
-
-
-def _pairs(given: list[dict[str, Any]] | None) -> Headers:
-    return [(pair["key"], pair["value"]) for pair in given or ()]
 
 
 def refuse_oversized(messages: Messages, limits: Mapping[str, Limits]) -> None:

@@ -1,0 +1,271 @@
+"""Bringing a file of JSON lines into a topic exactly once, whatever happens to the process on the way.
+
+Theory of operation
+-------------------
+Lines go out in transactions, and each transaction also commits how far the file has been read: an offset of a consumer
+group that belongs to the import alone. So lines and position are one act, as in a pipeline. Whoever starts the import
+again asks for its transactional id first, which ends what the last one left open and fences it, and only then reads the
+position. A commit of which nobody knows the outcome needs nothing special: the position tells.
+
+The offset is the number of lines; beside it, as the offset's metadata, are the bytes they take and a digest of those. A
+file whose beginning is not what was sent is refused. One that has grown is continued.
+
+The group keeps the offset as long as the cluster's ``offsets.retention.minutes`` says (a week, unless it was changed),
+and as long as the topic is there. Owns: that act. Must not know: progress bars. Neighbours: ``producer`` and ``lines``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import confluent_kafka as client
+from confluent_kafka import KafkaException
+
+from avow.clients.cluster import PATIENCE_S, as_ours
+from avow.clients.lines import BadLine, Form, Line, Message, read
+from avow.clients.producer import DELIVERY_TIMEOUT_S, Producer, Transaction
+from avow.errors import ConfigError, SourceError
+from avow.kafka.connect import made, settings_at
+
+LINES_PER_TRANSACTION = 10_000
+BYTES_PER_TRANSACTION = 16 << 20
+ATTEMPTS_MAX = 5  # without progress in between
+_VERSION = 1
+_DIGEST_BYTES = 16
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a file has been sent."""
+
+    lines: int = 0
+    bytes: int = 0
+    digest: str = ""  # of those bytes
+
+    def written(self) -> str:
+        return json.dumps({"avow-import": _VERSION, "bytes": self.bytes, "digest": self.digest})
+
+    @classmethod
+    def read(cls, lines: int, text: str | None, name: str) -> Position:
+        try:
+            told = json.loads(text or "")
+            if told["avow-import"] == _VERSION:
+                return cls(lines, int(told["bytes"]), str(told["digest"]))
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise ConfigError(
+            f"the group {name} holds offset {lines}, and no import of this version of avow wrote it",
+            advice="Give the import a name of its own with --name.",
+        )
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import has come to. ``lines`` are those of the file, blank ones too."""
+
+    lines_before: int = 0  # sent by earlier runs
+    lines: int = 0  # the position
+    bytes: int = 0
+    acknowledged: int = 0  # records committed by this run
+    bad: int = 0  # lines left out by this run
+    stopped: bool = False  # before the file's end, because it was asked to
+
+
+@dataclass(slots=True)
+class _Part:
+    """The lines of one transaction."""
+
+    messages: list[Message] = field(default_factory=list)
+    bad: int = 0
+    position: Position | None = None  # behind them; None: there was no line left
+
+
+class Import:
+    """One file into one topic. ``name`` is who it is: another name is another import, and sends all again."""
+
+    def __init__(
+        self,
+        brokers: str,
+        topic: str,
+        path: Path,
+        form: Form,
+        *,
+        name: str,
+        skip_bad: bool = False,
+        lines_per_transaction: int = LINES_PER_TRANSACTION,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+        kafka: Mapping[str, str] | None = None,
+        progress: Callable[[Imported], None] = lambda _: None,
+        event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._brokers = brokers
+        self._topic = topic
+        self._path = path
+        self._form = form
+        self._name = name
+        self._skip_bad = skip_bad
+        self._lines_max = lines_per_transaction
+        self._timeout_s = delivery_timeout_s
+        self._kafka = dict(kafka or {})
+        self._progress = progress
+        self._event = event
+        self._enough = False
+        self._doubtful: _Part | None = None  # being committed: the position tells what became of it
+        self.done = Imported()
+
+    def stop(self) -> None:
+        """End after the transaction that is under way."""
+        self._enough = True
+
+    def execute(self) -> Imported:
+        """Send what has not been sent. What fails is tried again from the position, a few times."""
+        if not self._path.is_file():
+            raise ConfigError(
+                f"{self._path} is not a file that can be read again",
+                advice="exactly-once into a topic needs a plain file. For a stream, leave FILE out: stdin is sent with "
+                "durability idempotent.",
+            )
+        failures = 0
+        first = True
+        while True:
+            before = self.done.lines
+            try:
+                self._attempt(first)
+                return self.done
+            except SourceError as error:
+                failures = 1 if self.done.lines > before else failures + 1
+                if failures >= ATTEMPTS_MAX or self._enough:
+                    raise
+                self._event(f"{error}; trying again from the last committed line")
+                time.sleep(min(0.5 * 2**failures, 10))
+            finally:
+                first = False
+
+    def _attempt(self, first: bool) -> None:
+        producer = Producer(
+            self._brokers,
+            guarantee="exactly-once",
+            durability="transactional",
+            name=self._name,
+            delivery_timeout_s=self._timeout_s,
+            kafka=self._kafka,
+        )
+        group = self._group()
+        try:
+            position = self._position(group)
+            if first:
+                self.done.lines_before = position.lines
+                if position.lines:
+                    self._event(f"{position.lines:,} lines were sent before; going on behind them")
+            if self._doubtful is not None and self._doubtful.position == position:
+                self._committed(self._doubtful, position)  # by an attempt of ours that did not hear of it
+            self._reach(position)
+            self._send_all(producer, group, position)
+        finally:
+            producer.close()
+            group.close()
+
+    def _send_all(self, producer: Producer, group: client.Consumer, position: Position) -> None:
+        with self._path.open("rb") as stream:
+            digest = self._digest(stream, position)
+            lines = read(stream, Line(position.lines, b"", position.bytes))
+            while not self._enough:
+                part, bad = self._part(lines, digest)
+                if part.position is not None:
+                    self._doubtful = part
+                    with producer.transaction() as opened:
+                        self._send(producer, opened, group, part, part.position)
+                    self._committed(part, part.position)
+                if bad is not None:
+                    raise bad
+                if part.position is None:
+                    return
+        self.done.stopped = True
+
+    def _part(self, lines: Iterator[Line], digest: hashlib.blake2b) -> tuple[_Part, BadLine | None]:
+        """The lines of the next transaction; and, if a bad one ends them, that."""
+        part, size, last = _Part(), 0, None
+        bad: BadLine | None = None
+        for line in lines:
+            if not line.blank:
+                try:
+                    part.messages.append(self._form.message(line))
+                except BadLine as error:
+                    if not self._skip_bad:
+                        bad = error
+                        break
+                    self._event(str(error))
+                    part.bad += 1
+            digest.update(line.raw)
+            size += len(line.raw)
+            last = line
+            if len(part.messages) >= self._lines_max or size >= BYTES_PER_TRANSACTION:
+                break
+        if last is not None:
+            part.position = Position(last.number, last.until, digest.hexdigest())
+        return part, bad
+
+    def _send(
+        self, producer: Producer, opened: Transaction, group: client.Consumer, part: _Part, position: Position
+    ) -> None:
+        for one in part.messages:
+            producer.send(
+                self._topic,
+                one.line.value,
+                key=one.key,
+                idempotency_key=one.idempotency_key,
+                tag=f"{self._form.name}:{one.line.number}",
+            )
+        reached = client.TopicPartition(self._topic, 0, position.lines, position.written())
+        opened.positions([reached], group.consumer_group_metadata())
+
+    def _committed(self, part: _Part, position: Position) -> None:
+        self._doubtful = None
+        self.done.acknowledged += len(part.messages)
+        self.done.bad += part.bad
+        self._reach(position)
+
+    def _reach(self, position: Position) -> None:
+        self.done.lines, self.done.bytes = position.lines, position.bytes
+        self._progress(self.done)
+
+    def _digest(self, stream: BinaryIO, position: Position) -> hashlib.blake2b:
+        """Of what was sent, if it is still there; the stream stands behind it then."""
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        left = position.bytes
+        while left and (chunk := stream.read(min(left, _CHUNK_BYTES))):
+            digest.update(chunk)
+            left -= len(chunk)
+        if left or (position.bytes and digest.hexdigest() != position.digest):
+            raise ConfigError(
+                f"{self._path} has changed: its first {position.lines:,} lines are not those that were sent. Nothing "
+                "was sent now",
+                advice="Bring the old file back, or import this one under another --name, which sends all of it.",
+            )
+        return digest
+
+    # The group that holds the position
+
+    def _group(self) -> client.Consumer:
+        """Never subscribes, so the group sees no member."""
+        own = {
+            "group.id": self._name,
+            "enable.auto.commit": "false",
+            # With this the cluster answers only when no open transaction is about to change the offset.
+            "isolation.level": "read_committed",
+        }
+        return made(client.Consumer, settings_at(self._brokers, self._kafka) | own, self._kafka, "kafka")
+
+    def _position(self, group: client.Consumer) -> Position:
+        with as_ours(f"the reading of the position of {self._name}", self._kafka):
+            (found,) = group.committed([client.TopicPartition(self._topic, 0)], timeout=PATIENCE_S)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        return Position() if found.offset < 0 else Position.read(found.offset, found.metadata, self._name)

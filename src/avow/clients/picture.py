@@ -1,0 +1,79 @@
+"""The durability-latency trade as one SVG file, with nothing loaded from elsewhere; light or dark as the reader's is.
+
+Owns: looks. Must not know: how anything was measured. Its neighbour is ``measure``.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from avow.clients.measure import Measured
+
+_LABELS, _PANEL, _GAP, _ROW, _TOP = 130, 380, 60, 46, 64
+_RIGHT = 90  # room for a bar's figure
+_STYLE = """
+svg { color-scheme: light dark; font: 13px system-ui, sans-serif; background: #fff; }
+text { fill: #1c2024; } .dim { fill: #5f6773; font-size: 11px; } .grid { stroke: #d9dce1; }
+.span { stroke: #2f6db3; stroke-width: 3; stroke-opacity: .35; } .dot { fill: #2f6db3; } .bar { fill: #4a9c6d; }
+@media (prefers-color-scheme: dark) { svg { background: #14171a; } text { fill: #e6e8eb; } .dim { fill: #9aa3af; }
+  .grid { stroke: #343a42; } .span { stroke: #7fb2e8; } .dot { fill: #7fb2e8; } .bar { fill: #6cc493; } }
+"""
+
+
+def svg(found: Sequence[Measured], title: str) -> str:
+    """Latency percentiles on a logarithmic scale on the left, throughput on the right."""
+    height = _TOP + _ROW * len(found) + 40
+    width = _LABELS + 2 * _PANEL + _GAP + _RIGHT
+    body = [
+        f'<text x="16" y="24" font-weight="600">{html.escape(title)}</text>',
+        f'<text x="{_LABELS}" y="46" class="dim">one record: p50, p95, p99 in ms (each step is ten times)</text>',
+        f'<text x="{_LABELS + _PANEL + _GAP}" y="46" class="dim">many records: records per second</text>',
+        *_latencies(found, height),
+        *_rates(found),
+    ]
+    for row, one in enumerate(found):
+        y = _TOP + _ROW * row + _ROW / 2
+        body.append(f'<text x="16" y="{y:.0f}">{one.choice.durability}</text>')
+        body.append(f'<text x="16" y="{y + 14:.0f}" class="dim">acks {one.choice.level.acks}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img"><title>{html.escape(title)}</title><style>{_STYLE}</style>{"".join(body)}</svg>\n'
+    )
+
+
+def _latencies(found: Sequence[Measured], height: int) -> list[str]:
+    floor = 0.01  # a hundredth of a millisecond: below it is no network
+    every = [max(one.percentile(share), floor) for one in found for share in (0.5, 0.99)]
+    low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
+    high = max(high, low + 1)
+
+    def x(ms: float) -> float:
+        return _LABELS + _PANEL * (math.log10(max(ms, floor)) - low) / (high - low)
+
+    parts = []
+    for power in range(low, high + 1):
+        at = x(10.0**power)
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{height - 36}"/>')
+        parts.append(f'<text class="dim" text-anchor="middle" x="{at:.1f}" y="{height - 18}">{10.0**power:g}</text>')
+    for row, one in enumerate(found):
+        y = _TOP + _ROW * row + _ROW / 2
+        p50, p95, p99 = (one.percentile(share) for share in (0.5, 0.95, 0.99))
+        parts.append(f'<line class="span" x1="{x(p50):.1f}" x2="{x(p99):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        for value, radius in ((p50, 6), (p95, 4), (p99, 3)):
+            parts.append(f'<circle class="dot" cx="{x(value):.1f}" cy="{y:.1f}" r="{radius}"/>')
+        said = f"{p50:.2f} · {p95:.2f} · {p99:.2f}"
+        parts.append(f'<text class="dim" x="{x(p50):.1f}" y="{y + 18:.1f}">{said}</text>')
+    return parts
+
+
+def _rates(found: Sequence[Measured]) -> list[str]:
+    start, most = _LABELS + _PANEL + _GAP, max(one.records_per_s for one in found)
+    parts = []
+    for row, one in enumerate(found):
+        y = _TOP + _ROW * row + _ROW / 2
+        length = _PANEL * one.records_per_s / most
+        parts.append(f'<rect class="bar" x="{start}" y="{y - 10:.1f}" width="{length:.1f}" height="18" rx="3"/>')
+        parts.append(f'<text class="dim" x="{start + length + 6:.1f}" y="{y + 4:.1f}">{one.records_per_s:,.0f}</text>')
+    return parts
