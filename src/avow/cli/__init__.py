@@ -30,6 +30,9 @@ COMMANDS = {
         "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
         "lake": ("lake", "Keep a Delta or Iceberg table in order: clean, compact."),
     },
+    "Plain clients": {
+        "consume": ("consume", "Give records to a handler, or print them, under a declared guarantee."),
+    },
     "Look at Kafka": {
         "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),
         "groups": ("kafka", "List or describe consumer groups: members, positions, lag."),

@@ -35,7 +35,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _source(brokers: str | None, pipeline: Path | None, folder: Path) -> Source:
+def source_of(brokers: str | None, pipeline: Path | None, folder: Path) -> Source:
     if brokers and pipeline:
         raise ConfigError("--brokers and --pipeline both say which cluster", advice="Give one of the two.")
     if pipeline:
@@ -66,7 +66,7 @@ def topics(
     """
     from avow.kafka import topics as looking
 
-    source = _source(brokers, pipeline, folder)
+    source = source_of(brokers, pipeline, folder)
     if names:
         described = looking.describe(source, names)
         if as_json:
@@ -118,7 +118,7 @@ def groups(names: tuple[str, ...], brokers: str | None, pipeline: Path | None, f
     """List all consumer groups, or describe the NAMES: members, positions, lag."""
     from avow.kafka import groups as looking
 
-    source = _source(brokers, pipeline, folder)
+    source = source_of(brokers, pipeline, folder)
     console = Console(highlight=False)
     if not names:
         found = looking.names(source)
@@ -150,7 +150,7 @@ def lag(names: tuple[str, ...], brokers: str | None, pipeline: Path | None, fold
     """How far groups are behind, in records and in seconds. All groups, those of the NAMES, or a pipeline's own."""
     from avow.kafka import groups as looking
 
-    source = _source(brokers, pipeline, folder)
+    source = source_of(brokers, pipeline, folder)
     if not names:
         names = (load_checked(pipeline).name,) if pipeline else tuple(looking.names(source))
     lags = [one for name in names for one in looking.lag(source, name)]
