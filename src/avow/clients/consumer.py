@@ -409,9 +409,10 @@ class _Open:
                 longest_s=terms.longest_s,
                 begin=lambda ours: self.keeping.begin(ours),
                 release=lambda gone, lost: self.keeping.release(gone, lost),
+                answered=lambda positions, error: self.grouped.answered(positions, error),
             )
             if not terms.in_one_act:
-                self.keeping = GroupKeeping(pipeline.source, self._log, terms, self.member.commit, known, event)
+                self.keeping = GroupKeeping(pipeline.source, self._log, terms, self.member, known, event)
             # Before the first record: a topic that cannot be made is told now, and not by the first failure.
             wanted = terms.on_failure == "dead-letter" and not terms.in_one_act
             self._letters = deadletters.LetterBox(pipeline, self._log) if wanted else None

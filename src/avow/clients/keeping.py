@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TimedOut
 
 from confluent_kafka import KafkaError, KafkaException
 
 from avow import ledger
-from avow.clients.member import Batch
+from avow.clients.member import Batch, Member
 from avow.clients.positions import Positions
 from avow.clients.terms import Terms
 from avow.errors import SourceError
@@ -33,8 +31,6 @@ from avow.ledger import Entry
 from avow.settings import Source
 
 PATIENCE_S = 60.0  # with commits that do not go through
-
-Commit = Callable[[Mapping[TopicPartition, int]], Future[None]]
 
 
 class GroupKeeping:
@@ -45,18 +41,17 @@ class GroupKeeping:
         source: Source,
         log: Log,
         terms: Terms,
-        commit: Commit,
+        member: Member,
         known: Collection[TopicPartition],
         event: Callable[[str], None],
     ) -> None:
         self._source = source
         self._log = log
         self._terms = terms
-        self._commit = commit
+        self._member = member
         self._known = known
         self._event = event
         self._positions = Positions()
-        self._sent: Future[None] | None = None
         self._tried_at = time.monotonic()
         self._refused_at: float | None = None  # since when nothing goes through
 
@@ -101,7 +96,7 @@ class GroupKeeping:
 
     def claim(self, batch: Batch) -> bool:
         """Commit a batch's end before it is handled. False: it must not be handled, and is to be read again."""
-        if not self._answer(self._commit({batch.where: batch.until})):
+        if not self._committed({batch.where: batch.until}):
             return False
         self._positions.move(batch.where, batch.until)
         self._positions.confirm(batch.where, batch.until)
@@ -112,57 +107,52 @@ class GroupKeeping:
 
     def due(self, *, unit_done: bool) -> None:
         """Commit if the terms say so: now and then, or because a record or a batch is done."""
-        if self._sent is not None and self._sent.done():
-            self._collect()
         if self._terms.commit == "auto":
             if time.monotonic() - self._tried_at >= self._terms.commit_interval_s:
-                self._send()
+                self._commit_later()
         elif unit_done:
             if self._terms.commit == "sync":
                 self.settle()
             else:
-                self._send()
+                self._commit_later()
 
-    def settle(self) -> bool:
-        """All that is handled is committed; False if the group did not take it."""
-        if self._sent is not None:
-            self._collect()
-        self._send()
-        return self._collect() if self._sent is not None else True
-
-    def _send(self) -> None:
-        positions = self._positions.send()
+    def settle(self) -> None:
+        """Commit all that is handled, and wait for it. If the group refuses it, somebody else will do it again."""
+        positions = self._positions.send_last()
         if positions:
-            self._tried_at = time.monotonic()
-            self._sent = self._commit(positions)
+            self._positions.answered(positions, yes=self._committed(positions))
 
-    def _collect(self) -> bool:
-        """The answer to what was sent."""
-        assert self._sent is not None
-        sent, self._sent = self._sent, None
+    def _commit_later(self) -> None:
+        positions = self._positions.send()
+        if not positions:
+            return
+        self._tried_at = time.monotonic()
         try:
-            yes = self._answer(sent)
-        except SourceError:
-            self._positions.answered(yes=False)
-            raise
-        self._positions.answered(yes=yes)
-        return yes
-
-    def _answer(self, sent: Future[None]) -> bool:
-        now = time.monotonic()
-        try:
-            sent.result(PATIENCE_S)
-        except TimedOut:
-            raise self._failure(f"no answer within {PATIENCE_S:g} s") from None
+            self._member.commit_later(positions)
         except KafkaException as error:
-            cause: KafkaError = error.args[0]
-            self._refused_at = self._refused_at or now
-            if now - self._refused_at > PATIENCE_S:
-                raise self._failure(cause.str()) from None
-            self._event(f"a commit was refused: {cause.str()}")
-            return False
-        self._refused_at = None
-        return True
+            self.answered(positions, error.args[0])
+
+    def answered(self, positions: Mapping[TopicPartition, int], error: KafkaError | None) -> None:
+        """What became of a commit that was not waited for."""
+        self._positions.answered(positions, yes=self._judged(error))
+
+    def _committed(self, positions: Mapping[TopicPartition, int]) -> bool:
+        try:
+            self._member.commit(positions)
+        except KafkaException as error:
+            return self._judged(error.args[0])
+        return self._judged(None)
+
+    def _judged(self, error: KafkaError | None) -> bool:
+        if error is None:
+            self._refused_at = None
+            return True
+        now = time.monotonic()
+        self._refused_at = self._refused_at or now
+        if now - self._refused_at > PATIENCE_S:
+            raise self._failure(error.str())
+        self._event(f"a commit was refused: {error.str()}")
+        return False
 
     def _failure(self, said: str) -> SourceError:
         return SourceError(

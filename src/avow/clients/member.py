@@ -10,8 +10,8 @@ while its handler hangs would keep its partitions for ever, and one that is aske
 Where we read on is in our hands. What was taken and not passed is read again (``rewind``): after a failure, and when
 somebody breaks out of a loop.
 
-Commits are made by a thread of their own, in the order in which they are given, each waited for before the next is
-sent. It is the client's synchronous commit, which has no time-out; whoever waits for it has one.
+One thread does everything: the client lets no other in while it calls us. A synchronous commit has no time-out: it
+waits until the group's coordinator says something, or the request is given up.
 
 Owns: the client and its settings. Must not know: where positions are kept, what is done with records. Neighbours:
 ``keeping`` (which says where to begin) and ``consumer``.
@@ -19,10 +19,7 @@ Owns: the client and its settings. Must not know: where positions are kept, what
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -86,16 +83,19 @@ class Member:
         longest_s: float,
         begin: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
         release: Callable[[list[TopicPartition], bool], None],
+        answered: Callable[[Mapping[TopicPartition, int], KafkaError | None], None],
     ) -> None:
         self._source = source
         self._begin = begin
         self._release = release
+        self._answered = answered
         self._eager = assignment == "eager"
         given = revealed(source.kafka)
         own: dict[str, Any] = {
             "group.id": group,
             "partition.assignment.strategy": STRATEGIES[assignment],
             "max.poll.interval.ms": int(longest_s * 1000),
+            "on_commit": self._on_commit,
         }
         self._client = made(client.Consumer, settings_of(source) | FETCH | NEWS | given | FIXED | own, given)
         self.joined = False  # the group has said which partitions are ours, be it none
@@ -103,10 +103,6 @@ class Member:
         self._changed: set[TopicPartition] = set()  # came or went in the present take
         self._astray: set[TopicPartition] = set()  # the client reads elsewhere than at ``_next``
         self._id = ""
-        self._jobs: queue.SimpleQueue[tuple[list[client.TopicPartition], str, Future[None]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._committing = threading.Thread(target=self._commits, name="avow-commits", daemon=True)
-        self._committing.start()
 
     def subscribe(self) -> None:
         given, taken = self._on_assign, self._on_revoke
@@ -114,7 +110,6 @@ class Member:
 
     def close(self) -> None:
         """Leave the group. What is not committed by now is not committed."""
-        self._jobs.put(None)
         with suppress(RuntimeError):  # closed already
             self._client.close()
 
@@ -230,28 +225,30 @@ class Member:
 
     # Commits
 
-    def commit(self, positions: Mapping[TopicPartition, int]) -> Future[None]:
-        """Ends in a KafkaException if the group says no, or that we are not its member."""
+    def commit(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Raises a KafkaException if the group says no, or that we are not its member."""
+        for one in self._committed(positions, asynchronous=False) or ():
+            if one.error is not None:
+                raise KafkaException(one.error)
+
+    def commit_later(self, positions: Mapping[TopicPartition, int]) -> None:
+        """The same without waiting: ``answered`` is told. It raises if it was not even sent."""
+        self._committed(positions, asynchronous=True)
+
+    def _committed(
+        self, positions: Mapping[TopicPartition, int], *, asynchronous: bool
+    ) -> list[client.TopicPartition] | None:
+        # A client that was thrown out forgets its id, and Kafka takes a commit without one as soon as the group is
+        # empty: over the positions of whoever was there meanwhile.
+        if self._client.memberid() != self._id:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
         offsets = [client.TopicPartition(w.topic, w.partition, position) for w, position in positions.items()]
-        done: Future[None] = Future()
-        self._jobs.put((offsets, self._id, done))
+        done: list[client.TopicPartition] | None = self._client.commit(offsets=offsets, asynchronous=asynchronous)
         return done
 
-    def _commits(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            offsets, id_, done = job
-            try:
-                # A client that was thrown out forgets its id, and Kafka takes a commit without one as soon as the group
-                # is empty: over the positions of whoever was there meanwhile.
-                if self._client.memberid() != id_:
-                    raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
-                for one in self._client.commit(offsets=offsets, asynchronous=False) or ():
-                    if one.error is not None:
-                        raise KafkaException(one.error)
-            except (KafkaException, RuntimeError) as error:  # RuntimeError: the client is closed
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+    def _on_commit(self, error: KafkaError | None, partitions: list[client.TopicPartition]) -> None:
+        wrong = next((one.error for one in partitions if one.error is not None), error)
+        self._answered({TopicPartition(one.topic, one.partition): one.offset for one in partitions}, wrong)
 
 
 def _place(message: client.Message) -> tuple[str | None, int]:

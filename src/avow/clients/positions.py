@@ -9,7 +9,7 @@ Owns: these two rules. Must not know: Kafka, threads, the clock. Its neighbour i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from avow.errors import ProtocolViolation
@@ -64,17 +64,23 @@ class Positions:
         return {w: place.position for w, place in self._places.items() if place.position > place.confirmed}
 
     def send(self) -> dict[TopicPartition, int]:
-        """What to commit now; nothing while another commit is on its way. An answer must follow."""
+        """What to commit now, without waiting for it; nothing while another commit is on its way."""
         if self._sent is not None:
             return {}
         newest = self.unconfirmed
         self._sent = newest or None
         return newest
 
-    def answered(self, *, yes: bool) -> None:
-        sent, self._sent = self._sent, None
-        if sent is None:
-            raise ProtocolViolation("an answer came, and no commit was sent")
+    def send_last(self) -> dict[TopicPartition, int]:
+        """What to commit and to wait for. An answer that is still to come to another commit does not matter now."""
+        self._sent = self.unconfirmed or None
+        return dict(self._sent or {})
+
+    def answered(self, sent: Mapping[TopicPartition, int], *, yes: bool) -> None:
+        """To what was sent. An answer to something older changes nothing."""
+        if sent != self._sent:
+            return
+        self._sent = None
         if yes:
             for where, position in sent.items():
                 self.confirm(where, position)
