@@ -480,7 +480,7 @@ def _pipeline(
     """A consumer as the pipeline that it is: its group is the name, under which a ledger knows it."""
     letters = dead_letters or f"{group}.dead-letters"
     sink = (
-        {"kind": "postgres", "url": database, "table": "avow.none"}
+        {"kind": "postgres", "url": database, "table": "none"}  # the handler has tables of its own
         if database is not None
         else {"kind": "kafka", "topic": letters, "dead_letter_topic": letters}
     )

@@ -129,6 +129,8 @@ class Member:
         self._changed.update(ours)
         offsets = [client.TopicPartition(w.topic, w.partition, offset) for w, offset in begin.items()]
         (consumer.assign if self._eager else consumer.incremental_assign)(offsets)
+        if offsets:
+            consumer.resume(offsets)  # it may have been paused in an earlier stay
 
     def _on_revoke(self, consumer: client.Consumer, partitions: list[client.TopicPartition]) -> None:
         self._gone(consumer, partitions, False)
