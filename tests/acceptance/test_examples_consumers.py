@@ -73,7 +73,7 @@ def test_exactly_once_with_an_idempotency_key(
     shop: Run, cluster: Cluster, make_topic: Callable[..., str], database: psycopg.Connection
 ) -> None:
     topic, folder, group = make_topic(2), EXAMPLES / "exactly-once-postgres", f"charges-{uuid4().hex[:8]}"
-    database.execute((folder / "tables.sql").read_text())  # type: ignore[arg-type]
+    database.execute((folder / "tables.sql").read_text())
     charges: list[dict[str, object]] = [{"account": f"a{n % 5}", "amount": n} for n in range(20)]
     produce(cluster, topic, charges, [f"m{n}" for n in range(20)])
     produce(cluster, topic, charges[:8], [f"m{n}" for n in range(8)])  # sent again: the acknowledgement was lost

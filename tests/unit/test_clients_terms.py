@@ -13,7 +13,7 @@ from avow.errors import ConfigError
 
 
 def terms(guarantee: str = "at-least-once", commit: str | None = None, **given: Any) -> Terms:
-    usual = {
+    usual: dict[str, Any] = {
         "per": "batch",
         "on_failure": "stop",
         "retries": 3,

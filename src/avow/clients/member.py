@@ -127,7 +127,7 @@ class Member:
         begin = self._begin(ours) if ours else {}
         self._next |= begin
         self._changed.update(ours)
-        offsets = [client.TopicPartition(w.topic, w.partition, offset) for w, offset in begin.items()]
+        offsets = _offsets(begin)
         (consumer.assign if self._eager else consumer.incremental_assign)(offsets)
         if offsets:
             consumer.resume(offsets)  # it may have been paused in an earlier stay
@@ -229,28 +229,29 @@ class Member:
 
     def commit(self, positions: Mapping[TopicPartition, int]) -> None:
         """Raises a KafkaException if the group says no, or that we are not its member."""
-        for one in self._committed(positions, asynchronous=False) or ():
+        self._refuse_outcast()
+        for one in self._client.commit(offsets=_offsets(positions), asynchronous=False):
             if one.error is not None:
                 raise KafkaException(one.error)
 
     def commit_later(self, positions: Mapping[TopicPartition, int]) -> None:
         """The same without waiting: ``answered`` is told. It raises if it was not even sent."""
-        self._committed(positions, asynchronous=True)
+        self._refuse_outcast()
+        self._client.commit(offsets=_offsets(positions), asynchronous=True)
 
-    def _committed(
-        self, positions: Mapping[TopicPartition, int], *, asynchronous: bool
-    ) -> list[client.TopicPartition] | None:
+    def _refuse_outcast(self) -> None:
         # A client that was thrown out forgets its id, and Kafka takes a commit without one as soon as the group is
         # empty: over the positions of whoever was there meanwhile.
         if self._client.memberid() != self._id:
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
-        offsets = [client.TopicPartition(w.topic, w.partition, position) for w, position in positions.items()]
-        done: list[client.TopicPartition] | None = self._client.commit(offsets=offsets, asynchronous=asynchronous)
-        return done
 
     def _on_commit(self, error: KafkaError | None, partitions: list[client.TopicPartition]) -> None:
         wrong = next((one.error for one in partitions if one.error is not None), error)
         self._answered({TopicPartition(one.topic, one.partition): one.offset for one in partitions}, wrong)
+
+
+def _offsets(positions: Mapping[TopicPartition, int]) -> list[client.TopicPartition]:
+    return [client.TopicPartition(w.topic, w.partition, position) for w, position in positions.items()]
 
 
 def _place(message: client.Message) -> tuple[str | None, int]:
