@@ -34,7 +34,6 @@ class Terms:
     assignment: Assignment = "cooperative"
     max_records: int = 500  # of a batch
     longest_s: float = 3600.0  # that a batch may take; then the group gives its partitions to others
-    transactional: bool = False  # there is a database
 
     @property
     def claims_first(self) -> bool:
@@ -116,7 +115,6 @@ def checked(
         assignment=assignment,  # type: ignore[arg-type]
         max_records=max_records,
         longest_s=longest_s,
-        transactional=database,
     )
 
 
