@@ -13,7 +13,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.cimpl import NewTopic
 from tests.kafka_stage import read
 
 from avow.kafka import metadata
@@ -85,16 +84,16 @@ def test_exactly_once_with_an_idempotency_key(
     assert database.execute(asked, (group,)).fetchone() == (28, 19, 2, 7)
 
 
-def test_consume_transform_produce(shop: Run, cluster: Cluster) -> None:
-    folder = EXAMPLES / "consume-transform-produce"
-    admin = metadata.admin(cluster.bootstrap)
-    admin.create_topics([NewTopic("orders", 2)], operation_timeout=30)["orders"].result()
+def test_consume_transform_produce(shop: Run, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path) -> None:
+    folder, topic = EXAMPLES / "consume-transform-produce", make_topic(2)
     orders: list[dict[str, object]] = [{"id": n, "item": ("pen", "book", "car")[n % 3], "count": n} for n in range(30)]
-    produce(cluster, "orders", orders, [f"k{n}" for n in range(30)])
-    file = str(folder / "enrich.toml")
+    produce(cluster, topic, orders, [f"k{n}" for n in range(30)])
+    file = tmp_path / "enrich.toml"  # as it is, with names of this test's own
+    text = (folder / "enrich.toml").read_text()
+    file.write_text(text.replace('"orders', f'"{topic}').replace('"enrich"', f'"enrich-{topic}"'))
     for _ in range(2):
-        shop("-m", "avow", "run", file, "--once", path=folder)
-    found = [json.loads(one.value or b"") for one in read(cluster.bootstrap, "orders-priced")]
+        shop("-m", "avow", "run", str(file), "--once", path=folder)
+    found = [json.loads(one.value or b"") for one in read(cluster.bootstrap, f"{topic}-priced")]
     prices = {0: 2, 1: 15, 2: None}
     assert sorted(one["id"] for one in found) == list(range(30))
     assert {one["id"]: one["price"] for one in found} == {
