@@ -18,6 +18,7 @@ from avow.errors import (
 from avow.guarantee import Anomaly, Guarantee
 
 if TYPE_CHECKING:
+    from avow.clients.consumer import Consumer
     from avow.clients.producer import Producer
     from avow.clients.receipts import Receipt, Receipts
 
@@ -25,6 +26,7 @@ __version__ = version("avow")
 
 # Imported when they are asked for: they bring Kafka's client with them.
 _LAZY = {
+    "Consumer": "avow.clients.consumer",
     "Producer": "avow.clients.producer",
     "Receipt": "avow.clients.receipts",
     "Receipts": "avow.clients.receipts",
@@ -34,6 +36,7 @@ __all__ = [
     "Anomaly",
     "AvowError",
     "ConfigError",
+    "Consumer",
     "Guarantee",
     "LocalError",
     "Producer",

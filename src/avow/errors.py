@@ -13,6 +13,7 @@
     ├── SinkError             exit 5   the sink did not do what was asked, and trying again did not help
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
     │   └── Superseded        exit 13  a newer run owns the pipeline
+    ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     └── ProtocolViolation     exit 70  our bug: going on would break the promise
 
 A message says what happened; ``advice`` says what the reader can do next.
@@ -89,6 +90,12 @@ class Superseded(SinkError):
     """A newer run of the same pipeline owns the ledger."""
 
     exit_code = 13
+
+
+class HandlerFailed(AvowError):
+    """A consumer's handler failed as often as it may, and a failure is to stop it."""
+
+    exit_code = 18
 
 
 class ProtocolViolation(AvowError):

@@ -33,6 +33,7 @@ COMMANDS = {
     },
     "Clients": {
         "produce": ("produce", "Send JSON lines to a topic with a declared guarantee; explain or measure the choices."),
+        "consume": ("consume", "Give records to a handler, or print them, under a declared guarantee."),
     },
     "Look at Kafka": {
         "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),

@@ -142,7 +142,7 @@ def _on_spark(pipeline: Pipeline, once: bool, show: View) -> None:
     def session(short: bool) -> SparkSession:
         made = spark.session(pipeline, short=short)
         # Only now: starting, pyspark takes Ctrl-C for itself, and would cancel the batch that is to end first.
-        _stop_on_signals(running.stop, show.event)
+        stop_on_signals(running.stop, show.event)
         return made
 
     running = Run(pipeline, session, once=once, observer=Observer(show.progress, show.event))
@@ -153,11 +153,11 @@ def _as_consumer(pipeline: Pipeline, once: bool, show: View) -> None:
     from avow.engines.consumer import Run
 
     running = Run(pipeline, once=once, observer=Observer(show.progress, show.event))
-    _stop_on_signals(running.stop, show.event)
+    stop_on_signals(running.stop, show.event)
     running.execute()
 
 
-def _stop_on_signals(stop: Callable[[], None], event: Callable[[str], None]) -> None:
+def stop_on_signals(stop: Callable[[], None], event: Callable[[str], None]) -> None:
     def asked(number: int, _frame: object) -> None:
         # A second signal is not caught: the reader wants out.
         signal.signal(number, signal.SIG_DFL)

@@ -15,7 +15,7 @@ Owns: the keys, their types and their checks. Must not know: Kafka, Spark, any s
 offers. Its neighbours are ``schema`` (``decode.schema``) and ``plan`` (which adds the sinks' offers).
 """
 
-from avow.settings.read import load
+from avow.settings.read import declared, load
 from avow.settings.tree import (
     REST_COLUMN,
     AnySink,
@@ -61,6 +61,7 @@ __all__ = [
     "Start",
     "Table",
     "Transform",
+    "declared",
     "load",
     "revealed",
 ]

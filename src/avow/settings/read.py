@@ -51,6 +51,15 @@ def load(
     return pipeline
 
 
+def declared(document: dict[str, Any]) -> Pipeline:
+    """The pipeline of values that were never in a file, or a ConfigError that names every problem."""
+    try:
+        return Pipeline.model_validate(document)
+    except ValidationError as error:
+        problems = list(_problems(error))
+    raise ConfigError("\n".join(f"{_dotted(it.key)}: {it.wrong}; {it.allowed}" for it in problems))
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")

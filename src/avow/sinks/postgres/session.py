@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import adbc_driver_postgresql
 import pyarrow as pa
@@ -29,6 +29,14 @@ LOCK_WAIT_S = 60
 
 # ADBC's own names, as its specification has them.
 INGEST_TABLE, INGEST_MODE, INGEST_APPEND = "adbc.ingest.target_table", "adbc.ingest.mode", "adbc.ingest.mode.append"
+
+
+class Queries(Protocol):
+    """What the ledger's SQL needs of a connection."""
+
+    def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]: ...
+
+    def run(self, sql: str, *values: str) -> None: ...
 
 
 class Session:
@@ -48,11 +56,11 @@ class Session:
         self.run("SET standard_conforming_strings = on")
 
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
-        with self.reader(_filled(sql, values)) as reader:
+        with self.reader(filled(sql, values)) as reader:
             return list(zip(*(column.to_pylist() for column in reader.read_all().columns), strict=True))
 
     def run(self, sql: str, *values: str) -> None:
-        with self._statement(_filled(sql, values)) as statement:
+        with self._statement(filled(sql, values)) as statement:
             statement.execute_update()
 
     def run_many(self, sql: str, values: pa.RecordBatch) -> None:
@@ -154,7 +162,11 @@ def message(error: DatabaseError) -> str:
 
 def plain(error: DatabaseError, url: str) -> str:
     """An error's text without the address, which may hold a password."""
-    text = str(error).replace(url, "sink.url")
+    return without_url(str(error), url)
+
+
+def without_url(text: str, url: str) -> str:
+    text = text.replace(url, "sink.url")
     for secret in re.findall(r"://[^/@:]*:([^@]+)@|[?&]password=([^&]+)", url):
         for part in filter(None, secret):
             text = text.replace(part, "***")
@@ -178,7 +190,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _filled(sql: str, values: tuple[str, ...]) -> str:
+def filled(sql: str, values: tuple[str, ...]) -> str:
     """Texts put in place of $1, $2, ... here and not by the driver: its binding of one text imports pandas, which costs
     a worker's first task half a second. Only for SQL of our own: it must not hold somebody's identifiers."""
     return re.sub(r"\$(\d)", lambda found: literal(values[int(found[1]) - 1]), sql) if values else sql

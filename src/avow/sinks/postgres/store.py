@@ -19,7 +19,7 @@ from avow.schema import Field
 from avow.settings import Pipeline, Postgres
 from avow.sinks.base import GIVEN_UP_BATCH, Claimed, Held
 from avow.sinks.postgres import tables
-from avow.sinks.postgres.session import Session, as_sink_error, literal
+from avow.sinks.postgres.session import Queries, Session, as_sink_error, literal
 
 # Each is run once, in order, in one transaction with the version it makes. Never edit one that has been released.
 MIGRATIONS = (
@@ -49,6 +49,12 @@ MIGRATIONS = (
         died_at timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (pipeline, topic, partition, "offset"));
     """,
+    # Idempotency keys that a plain consumer's handler has seen.
+    """
+    CREATE TABLE avow.keys (
+        pipeline text NOT NULL, key text NOT NULL, seen_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, key));
+    """,
 )
 CLAIMS_KEPT = "30 days"
 PATIENCE_S = 5  # with somebody who holds a partition that has become ours
@@ -69,7 +75,7 @@ def entry_of(row: tuple[Any, ...]) -> Entry:
     )
 
 
-def read_entry(session: Session, pipeline: str, topic: str, partition: int, *, lock: bool) -> Entry:
+def read_entry(session: Queries, pipeline: str, topic: str, partition: int, *, lock: bool) -> Entry:
     """One partition's entry; with ``lock``, held until the transaction ends."""
     rows = session.query(
         f"SELECT {_ENTRY} FROM avow.ledger WHERE {_OF_PARTITION}{partition}{' FOR UPDATE' if lock else ''}",
@@ -81,7 +87,7 @@ def read_entry(session: Session, pipeline: str, topic: str, partition: int, *, l
     return entry_of(rows[0])
 
 
-def write_claim(session: Session, pipeline: str, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
+def write_claim(session: Queries, pipeline: str, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
     """Store a claim that ``ledger.claim`` has made. The entry must have been read with ``lock``."""
     counts, last = after.counts, after.last
     moved = session.query(

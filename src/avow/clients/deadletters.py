@@ -1,0 +1,75 @@
+"""Records that a plain consumer's handler could not handle, in a topic: the form is that of the Kafka sink's letters.
+
+Owns: sending them, and that the topic is there. Must not know: why. Neighbours: ``sinks.kafka.letters`` (the form) and
+``consumer``, which lets a position pass a record only when its letter is acknowledged by all replicas in sync.
+"""
+
+from __future__ import annotations
+
+import confluent_kafka as client
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.cimpl import NewTopic
+
+from avow.clients.member import Record
+from avow.errors import first_line
+from avow.kafka.connect import made, settings_of
+from avow.kafka.log import Log
+from avow.settings import Pipeline, revealed
+from avow.sinks.base import DeadLetter
+from avow.sinks.kafka import letters
+from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, as_ours
+
+PATIENCE_S = 60.0
+DETAIL_MAX = 2_000  # letters
+REASON = "handler-failed"
+
+
+def letter(record: Record, error: BaseException) -> DeadLetter:
+    """What is kept of a record, and of the error: its kind and its first line."""
+    detail = f"{type(error).__name__}: {first_line(error)}"[:DETAIL_MAX]
+    return DeadLetter(
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp_ms,
+        record.key,
+        record.value,
+        list(record.headers),
+        REASON,
+        detail,
+    )
+
+
+class LetterBox:
+    """The dead-letter topic of one group."""
+
+    def __init__(self, pipeline: Pipeline, log: Log) -> None:
+        self.topic = pipeline.dead_letter_topic
+        given = revealed(pipeline.source.kafka)
+        own = {"enable.idempotence": True, "acks": "all", "message.max.bytes": MESSAGE_BYTES_MAX, "linger.ms": 0}
+        self._producer = made(client.Producer, settings_of(pipeline.source) | own, given)
+        # Compacted, and as large as the largest record that can come: a letter stays.
+        config = {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)}
+        with as_ours(f"the making of topic {self.topic}"):
+            if self.topic in log.admin.list_topics(timeout=PATIENCE_S).topics:
+                return
+            asked = log.admin.create_topics([NewTopic(self.topic, 1, config=config)], operation_timeout=30)
+            try:
+                asked[self.topic].result(PATIENCE_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was quicker
+                    raise
+
+    def send(self, dead: DeadLetter) -> None:
+        """Ends when it is kept."""
+        failed: list[KafkaError | None] = []
+        value, headers = letters.message(dead)
+        with as_ours(f"the keeping of a dead letter in {self.topic}"):
+            self._producer.produce(
+                self.topic, value, letters.key(dead), headers=headers, on_delivery=lambda error, _: failed.append(error)
+            )
+            self._producer.flush(PATIENCE_S)
+            if not failed:
+                raise TimeoutError
+            if failed[0] is not None:
+                raise KafkaException(failed[0])

@@ -1,0 +1,305 @@
+"""Positions kept in PostgreSQL, in the transaction of the handler's own writes: exactly-once.
+
+Theory of operation
+-------------------
+The ledger is that of pipelines: the same tables, rules and fences. When partitions become ours, a run's number is taken
+and older ones are fenced in them. A transaction locks the partition's entry, so that nobody else can claim meanwhile,
+hands out what is not claimed yet, and claims it before it commits. If the answer to the commit is lost, the ledger says
+what became of it: we read on where it stands.
+
+The group that shares out the partitions is ``GROUP.members``, as for the consumer engine; nothing is committed to it.
+``GROUP`` is told the positions for lag tools.
+
+Owns: transactions of handlers. Must not know: handlers. Neighbours: ``engines.driver`` (where to begin),
+``sinks.postgres.store`` (the ledger's SQL), ``keeping`` (the same for the weaker words).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import psycopg
+
+from avow import ledger
+from avow.clients.member import Batch, Record
+from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS, BACK_OFF_S, STOPS, Driver
+from avow.engines.progress import Observer
+from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, first_line
+from avow.kafka.log import TopicPartition, fingerprint
+from avow.ledger import Counts, Entry, OffsetRange
+from avow.settings import Pipeline, Postgres
+from avow.sinks.base import DeadLetter
+from avow.sinks.postgres import session, store
+from avow.sinks.postgres.task import headers_json
+
+TELL_EVERY_S = 1.0
+
+
+class _Queries:
+    """The ledger's SQL on the handler's connection."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(session.filled(sql, values)).fetchall()
+
+    def run(self, sql: str, *values: str) -> None:
+        self._connection.execute(session.filled(sql, values))
+
+
+class Transaction:
+    """One transaction over records of one partition. It commits the handler's writes and the position, or neither."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        run: int,
+        number: int,
+        connection: psycopg.Connection[Any],
+        entry: Entry,
+        todo: OffsetRange,
+        records: Sequence[Record],
+    ) -> None:
+        self.connection = connection  # write through this one, and neither commit nor roll it back
+        self.records = records  # what is to be handled: nothing of it has been before
+        self._pipeline = pipeline
+        self._run = run
+        self._number = number
+        self._entry = entry
+        self._todo = todo
+        self._record: Record | None = records[0] if len(records) == 1 else None
+        self._repeats: set[int] = set()
+        self._buried: set[int] = set()
+
+    @classmethod
+    def empty(cls) -> Transaction:
+        """Of nothing: no connection is needed for it."""
+        return cls("", 0, 0, cast(Any, None), Entry(0, "", 0), OffsetRange("", 0, 0, 0), ())
+
+    def at(self, record: Record) -> None:
+        """This one is being handled."""
+        self._record = record
+
+    def first_time(self, key: bytes | str | None = None) -> bool:
+        """Whether this idempotency key is new, under this group; from now on it is not. Without one, the record's own,
+        from the header ``avow-key``: a message that its producer sent twice is two records with the same key."""
+        if key is None:
+            key = self._record.idempotency_key if self._record is not None else None
+        if key is None:
+            raise ConfigError(
+                "first_time: there is no idempotency key",
+                advice=f"{self._record or 'Which record? It'} has no header avow-key: let the producer set one, or "
+                "give a key.",
+            )
+        text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+        taken = self.connection.execute(
+            "INSERT INTO avow.keys (pipeline, key) VALUES (%s, %s) ON CONFLICT DO NOTHING RETURNING 1",
+            (self._pipeline, text.replace("\0", "\\x00")),
+        ).fetchone()
+        if taken is None and self._record is not None:
+            self._repeats.add(self._record.offset)
+        return taken is not None
+
+    def bury(self, letter: DeadLetter) -> None:
+        """Keep a record that could not be handled."""
+        self._buried.add(letter.offset)
+        self.connection.execute(
+            'INSERT INTO avow.dead_letters (pipeline, topic, partition, "offset", timestamp_ms, key, value, headers,'
+            " reason, detail, run) VALUES (%s, %s, %s, %s, %s, %s, %s, %s::json, %s, %s, %s) ON CONFLICT DO NOTHING",
+            (
+                *(self._pipeline, letter.topic, letter.partition, letter.offset, letter.timestamp_ms),
+                *(letter.key, letter.value, headers_json(letter.headers)),
+                *(letter.reason, letter.detail.replace("\0", "\\x00"), self._run),
+            ),
+        )
+
+    def end_at(self, offset: int) -> None:
+        """Claim no further: what lies behind was not handled."""
+        self._todo = replace(self._todo, until=offset)
+        self.records = [record for record in self.records if record.offset < offset]
+
+    @property
+    def dead(self) -> int:
+        """How many were kept as dead letters."""
+        return len(self._buried)
+
+    @property
+    def until(self) -> int:
+        """Where the position will be."""
+        return self._todo.until
+
+    def claim(self) -> None:
+        if not self._todo:
+            return
+        read, repeats = len(self.records), len(self._repeats - self._buried)
+        counts = Counts(read, read - self.dead - repeats, self.dead, repeats)
+        last = self.records[-1] if self.records else None
+        mark = fingerprint(last.offset, last.timestamp_ms, last.key, last.value) if last else None
+        after = ledger.claim(self._entry, self._todo, self._run, counts, mark)
+        store.write_claim(_Queries(self.connection), self._pipeline, self._entry, after, self._todo, self._number)
+
+
+class LedgerKeeping:
+    """``known``: the partitions there were at the start; others were added, and are read from their first record."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        known: Collection[TopicPartition],
+        longest_s: float,
+        stop: threading.Event,
+        event: Callable[[str], None],
+    ) -> None:
+        assert isinstance(pipeline.sink, Postgres)
+        self._pipeline = pipeline
+        self._url = pipeline.sink.url.get_secret_value()
+        self._known = known
+        self._longest_s = longest_s
+        self._stop = stop
+        self._event = event
+        self._observer = Observer(event=event)
+        self._driver = Driver(pipeline, self._observer)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._told_at = 0.0
+        self._untold = False
+        self._transactions = 0
+        self._failures = 0  # of the database, since it last did something for us
+
+    def prepare(self) -> None:
+        prepared = self._driver.store
+        prepared.prepare()
+
+    def close(self) -> None:
+        self._tell()
+        self._driver.close()
+        self._disconnect()
+
+    # Partitions come and go
+
+    def begin(self, ours: list[TopicPartition]) -> dict[TopicPartition, int]:
+        added = [where for where in ours if where not in self._known]
+        while True:
+            try:
+                self._driver.begin(ours, added=added)
+                break
+            except SinkError as error:
+                self.failed(error)
+                self._reopen()
+        self._disconnect()  # the next connection has the new run's name, by which others can end it
+        return {where: self._driver.positions[where] for where in ours}
+
+    def _reopen(self) -> None:
+        """The driver's connection may be as dead as the one that failed."""
+        positions = self._driver.positions
+        with suppress(AvowError):
+            self._driver.close()
+        self._driver = Driver(self._pipeline, self._observer)
+        self._driver.positions = positions
+
+    def release(self, gone: list[TopicPartition], lost: bool) -> None:
+        if not lost:
+            self._tell()
+        self._driver.release(gone)
+
+    def give_up(self, where: TopicPartition) -> None:
+        """A newer run has it."""
+        self._driver.positions.pop(where, None)
+
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        return dict(self._driver.positions)
+
+    def elsewhere(self, others: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        entries = self._driver.store.entries()
+        return {where: entries[where].position if where in entries else 0 for where in others}
+
+    def due(self, *, unit_done: bool) -> None:
+        self._untold |= unit_done
+        if time.monotonic() - self._told_at >= TELL_EVERY_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._untold:
+            self._driver.tell_group()
+            self._untold, self._told_at = False, time.monotonic()
+
+    # Transactions
+
+    @contextmanager
+    def transaction(self, batch: Batch) -> Iterator[Transaction]:
+        """Over what of the batch is not claimed yet."""
+        where, run = batch.where, self._driver.run
+        connection = self._connected()
+        with connection.transaction():
+            name = self._pipeline.name
+            entry = store.read_entry(_Queries(connection), name, where.topic, where.partition, lock=True)
+            ledger.check_fence(entry, run)
+            todo = ledger.judge(entry.position, OffsetRange(where.topic, where.partition, batch.start, batch.until))
+            records = [record for record in batch.records if record.offset >= todo.start]
+            tx = Transaction(name, run, self._transactions, connection, entry, todo, records)
+            yield tx
+            tx.claim()
+        self._failures = 0
+        self._transactions += 1
+        self._driver.positions[where] = max(tx.until, entry.position)
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            name = store.application(self._pipeline.name, self._driver.run)
+            try:
+                self._connection = psycopg.connect(self._url, autocommit=True, application_name=name)
+            except psycopg.Error as error:
+                # The address may hold a password, and stands in what libpq says.
+                raise SinkError(
+                    f"PostgreSQL does not let us in: {session.without_url(str(error), self._url)}"
+                ) from None
+            self._connection.execute(f"SET idle_in_transaction_session_timeout = '{self._longest_s:.0f}s'")
+            self._connection.execute(f"SET lock_timeout = '{session.LOCK_WAIT_S}s'")
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection is of no use any more."""
+        return self._connection is None or self._connection.closed
+
+    def failed(self, error: Exception) -> None:
+        """The database failed: wait, or give up. What we know of positions is then read anew."""
+        if isinstance(error, tuple(STOPS.values())):
+            raise error
+        self._disconnect()
+        self._failures += 1
+        if self._failures > ATTEMPTS_WITHOUT_PROGRESS:
+            raise SinkError(
+                f"gave up after {self._failures} attempts without progress: {first_line(error)}",
+                advice="The ledger is whole: start again when the cause is mended.",
+            ) from error
+        pause = BACK_OFF_S[min(self._failures, len(BACK_OFF_S)) - 1]
+        self._event(f"failed ({first_line(error)}); trying again from the ledger in {pause:g} s")
+        self._stop.wait(pause)
+
+    def reread(self) -> None:
+        """Go by the ledger: we do not know what became of our last transaction."""
+        while not self._stop.is_set():
+            try:
+                entries = self._driver.store.entries()
+                break
+            except SinkError as error:
+                self.failed(error)
+                self._reopen()
+        else:
+            return
+        for where in self._driver.positions:
+            if where not in entries:
+                raise ProtocolViolation(f"the ledger has lost the position of {where}")
+            self._driver.positions[where] = entries[where].position

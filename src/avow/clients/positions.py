@@ -1,0 +1,86 @@
+"""How far each partition has got, and what of it the group has been told: the bookkeeping of commits, and nothing else.
+
+A partition's *position* is the next offset that has not been handled. It moves forward only, by what was handled in
+order, so it cannot pass a record that failed. Commits go one at a time: while one is on its way no other is sent, and
+the next carries the newest positions. So an older commit cannot overtake a newer one, whatever becomes of its answer.
+
+Owns: these two rules. Must not know: Kafka, threads, the clock. Its neighbour is ``keeping``, which sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from avow.errors import ProtocolViolation
+from avow.kafka.log import TopicPartition
+
+
+@dataclass(slots=True)
+class _Place:
+    position: int
+    confirmed: int  # the newest that the group has said yes to; -1: none
+
+
+class Positions:
+    """Of the partitions that are ours."""
+
+    def __init__(self) -> None:
+        self._places: dict[TopicPartition, _Place] = {}
+        self._sent: dict[TopicPartition, int] | None = None
+
+    def __contains__(self, where: TopicPartition) -> bool:
+        return where in self._places
+
+    def __getitem__(self, where: TopicPartition) -> int:
+        return self._places[where].position
+
+    def all(self) -> dict[TopicPartition, int]:
+        return {where: place.position for where, place in self._places.items()}
+
+    def assign(self, where: TopicPartition, position: int, *, confirmed: bool) -> None:
+        self._places[where] = _Place(position, position if confirmed else -1)
+
+    def revoke(self, gone: Collection[TopicPartition]) -> None:
+        for where in gone:
+            self._places.pop(where, None)
+
+    def move(self, where: TopicPartition, position: int) -> None:
+        """Everything below is handled."""
+        place = self._places[where]
+        if position < place.position:
+            raise ProtocolViolation(f"the position of {where} would go back from {place.position} to {position}")
+        place.position = position
+
+    def confirm(self, where: TopicPartition, position: int) -> None:
+        place = self._places.get(where)
+        if place is not None and position <= place.position:
+            place.confirmed = max(place.confirmed, position)
+
+    # Commits
+
+    @property
+    def unconfirmed(self) -> dict[TopicPartition, int]:
+        return {w: place.position for w, place in self._places.items() if place.position > place.confirmed}
+
+    def send(self) -> dict[TopicPartition, int]:
+        """What to commit now, without waiting for it; nothing while another commit is on its way."""
+        if self._sent is not None:
+            return {}
+        newest = self.unconfirmed
+        self._sent = newest or None
+        return newest
+
+    def send_last(self) -> dict[TopicPartition, int]:
+        """What to commit and to wait for. An answer that is still to come to another commit does not matter now."""
+        self._sent = self.unconfirmed or None
+        return dict(self._sent or {})
+
+    def answered(self, sent: Mapping[TopicPartition, int], *, yes: bool) -> None:
+        """To what was sent. An answer to something older changes nothing."""
+        if sent != self._sent:
+            return
+        self._sent = None
+        if yes:
+            for where, position in sent.items():
+                self.confirm(where, position)
