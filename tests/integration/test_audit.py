@@ -37,6 +37,7 @@ from avow.engines.spark import sink_fields, work_frame
 from avow.engines.task import Work
 from avow.errors import SourceError
 from avow.kafka import metadata
+from avow.kafka.headers import CHECKSUM, checksum
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry, OffsetRange
 from avow.local.cluster import Cluster
@@ -336,6 +337,26 @@ def test_lost_between_claim_and_write(make: Callable[..., World]) -> None:
     world.sql("UPDATE avow.ledger SET read = 10, written = 10 WHERE pipeline = %s", pipeline.name)
     assert world.found("at-most-once") == {(Kind.LOST, 0): [(10, 20)]}
     assert world.found("exactly-once") == {(Kind.LOST, 0): [(10, 20)], (Kind.MISCOUNTED, 0): [(0, 20)]}
+
+
+def test_a_value_that_does_not_fit_its_checksum_is_a_dead_letter_for_run_and_audit(make: Callable[..., World]) -> None:
+    world = make(1)
+    producer = Producer({"bootstrap.servers": world.cluster.bootstrap}, logger=metadata.QUIET)
+    for number, said in enumerate((checksum(value(0)), checksum(b"another"), None)):
+        headers = [("other", b"x"), *([(CHECKSUM, said)] if said else ())]
+        producer.produce(world.topic, value(number), partition=0, headers=headers)
+    assert producer.flush(30) == 0
+    world.deliver()
+    letters = world.sql('SELECT "offset", reason FROM avow.dead_letters WHERE pipeline = %s', world.name)
+    assert letters == [(1, "corrupted")]
+    assert world.found() == {}
+    # As if nobody had looked at the checksum.
+    world.sql("DELETE FROM avow.dead_letters WHERE pipeline = %s", world.name)
+    row = INSERT.format(id=1, partition=0, offset=1).replace("account, amount, tags", "'acc-1', 0.25, '[\"a\", \"1\"]'")
+    world.sql(row)
+    world.sql("UPDATE TABLE_ SET _kafka_timestamp = %s WHERE _kafka_offset = 1", world.timestamp(1))
+    world.sql("UPDATE avow.ledger SET written = 3, dead = 0 WHERE pipeline = %s", world.name)
+    assert world.found() == {(Kind.CORRUPTED, 0): [(1, 2)]}
 
 
 def test_lag_and_rows_beyond_the_position(make: Callable[..., World]) -> None:

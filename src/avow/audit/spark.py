@@ -34,6 +34,7 @@ from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.partition import Job, compare_partition
 from avow.engines import sql
 from avow.engines.task import Prepared, Reading, Work, decoded
+from avow.kafka.headers import CHECKSUM
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import headers_from_text
 from avow.ledger import OffsetRange
@@ -42,15 +43,18 @@ from avow.settings import Pipeline, revealed
 TIME = pa.timestamp("us", "UTC")
 SHARED_SHOWN = 5
 
-# Unless the sink wants them, headers are not part of any row. They go as JSON text: over a nested column Spark 4.1
-# recounts its whole batch for every row it adds.
-_RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
-_WITHOUT_HEADERS = (*_RECORD, "CAST(NULL AS STRING) AS headers")
-_WITH_HEADERS = (
-    *_RECORD,
-    "CASE WHEN size(headers) > 0 THEN to_json(transform(headers, h -> struct(h.key AS k, base64(h.value) AS v))) END"
-    " AS headers",
-)
+
+def _record(headers: str) -> tuple[str, ...]:
+    """A record with these of its headers. They go as JSON text: over a nested column Spark 4.1 recounts its whole batch
+    for every row it adds."""
+    text = f"to_json(transform({headers}, h -> struct(h.key AS k, base64(h.value) AS v)))"
+    spelled = f"CASE WHEN size({headers}) > 0 THEN {text} END AS headers"
+    return ("topic", "partition", "offset", "timestamp", "key", "value", spelled)
+
+
+_WITH_HEADERS = _record("headers")
+# Unless the sink wants them, they are part of no row; but one of them says what the value must be.
+_WITH_CHECKSUM = _record(f"filter(headers, h -> h.key = '{CHECKSUM}')")
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
@@ -104,7 +108,7 @@ class Comparing(AbstractContextManager["Comparing"]):
         job = self._job
         reader = records(self._session(), job.work.pipeline, job.work.ranges).option("includeHeaders", "true")
         frame = reader.option("kafka.isolation.level", "read_committed").load()
-        frame = frame.selectExpr(*(_WITH_HEADERS if "headers" in job.work.pipeline.carried else _WITHOUT_HEADERS))
+        frame = frame.selectExpr(*(_WITH_HEADERS if "headers" in job.work.pipeline.carried else _WITH_CHECKSUM))
         schema = from_arrow_schema(_schema(job))
         if job.work.pipeline.by_sql:
             rows = sql.decode_frame(frame, job.work, _begin)
