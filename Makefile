@@ -13,7 +13,7 @@ setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch jar
 	@$(BIN)/avow setup
 
 test: setup lint ## Everything CI runs: lint, then all tests on the real parts
-	$(BIN)/pytest --cov
+	$(BIN)/pytest --cov --durations=20
 
 lint: setup ## ruff, mypy --strict, and the one-way imports
 	$(BIN)/ruff check .
