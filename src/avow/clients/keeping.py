@@ -110,11 +110,11 @@ class GroupKeeping:
         if self._terms.commit == "auto":
             if time.monotonic() - self._tried_at >= self._terms.commit_interval_s:
                 self._commit_later()
+        elif self._terms.commit == "async":
+            # Also when nothing more comes: the last may have had to wait for an answer to the one before.
+            self._commit_later()
         elif unit_done:
-            if self._terms.commit == "sync":
-                self.settle()
-            else:
-                self._commit_later()
+            self.settle()
 
     def settle(self) -> None:
         """Commit all that is handled, and wait for it. If the group refuses it, somebody else will do it again."""
