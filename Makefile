@@ -12,8 +12,8 @@ help: ## Show this list
 setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch jars, prepare Spark for quick starts
 	@$(BIN)/avow setup
 
-test: setup lint ## Everything CI runs: lint, then all tests on the real parts
-	$(BIN)/pytest --cov --durations=20
+test: setup lint ## Everything CI runs: lint, then all tests on the real parts, two files at a time
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --cov --durations=40
 
 lint: setup ## ruff, mypy --strict, and the one-way imports
 	$(BIN)/ruff check .
@@ -51,11 +51,11 @@ down: setup ## Stop the local cluster
 clean: ## Remove .venv and caches; the local cluster's data in .avow/ stays
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
-# Rebuilt only when the lock or the project's own metadata changes.
+# Rebuilt only when the lock or the project's own metadata changes. Into .venv, whichever environment is active.
 .venv/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"avow needs Python 3.11 or newer, this is {v[0]}.{v[1]}: run make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(UV)
-	$(BIN)/uv pip sync --quiet --require-hashes requirements.lock
-	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -1,31 +1,32 @@
 """The consumer engine beside Spark's and a plain consumer, and how late a record is: ``python -m bench.consumer``.
 
 Two questions on one cluster. *Draining*: the same topic into a fresh table by each contender in turn, round after
-round; ratios are made within a round. *Latency*: a record is sent every half millisecond, and another connection asks
-PostgreSQL every few milliseconds how far the table is; a record's latency is the time from its ``produce`` to the first
-such answer that has it. Both engines in turn, round after round; what is sent while an engine warms up does not count.
+round; ratios are made within a round. *Latency*: records are sent in handfuls, a hundred times a second, and another
+connection asks PostgreSQL every few milliseconds how far the table is; a record's latency is the time from its
+``produce`` to the first such answer that has it. Both engines in turn, round after round, and before them a consumer
+that does nothing with what it gets: no engine can be quicker. What is sent while one warms up does not count.
 
 Owns: who takes part, the targets, the pace and the poller. Neighbours: ``contenders``, ``measure``, ``plot``.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import click
 import numpy as np
 import psycopg
 from confluent_kafka import Producer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from avow.guarantee import Guarantee
@@ -37,12 +38,14 @@ from bench.measure import PARTITIONS, Command, Outcome, Rig, Round, Tree
 
 CONSUMER, SPARK, PLAIN = "avow, consumer engine", "avow, Spark engine", "one by one"
 ENGINES = {CONSUMER: "consumer", SPARK: "spark"}
+WATCHED = {"Kafka alone": "", **ENGINES}  # how late records are
 # What the consumer engine is to reach, as a multiple of each other contender's rows/s. Beside Spark: no target.
 TARGETS = {PLAIN: 50.0, SPARK: 0.0}
 P99_TARGET_MS = 100.0
 
-TICK_S = 0.005  # records are sent in handfuls, so often
-POLL_S = 0.002
+TICK_S = 0.01  # records are sent in handfuls, so often
+POLL_S = 0.005
+HEAR_S = 0.05
 START_TIMEOUT_S = 180
 DRAIN_TIMEOUT_S = 60
 
@@ -108,41 +111,36 @@ class Latency:
         return {"records": self.records, "problem": self.problem} | {k: round(v, 2) for k, v in numbers.items()}
 
 
-class Poller(threading.Thread):
-    """Asks the table, over its own connection, up to which offset each partition is visible."""
+class Watcher(threading.Thread):
+    """Sees up to which offset the records of each partition have come."""
 
-    def __init__(self, url: str, table: str) -> None:
-        super().__init__(name="poller", daemon=True)
-        self._url, self._table = url, table
+    def __init__(self) -> None:
+        super().__init__(name="watcher", daemon=True)
         self._enough = threading.Event()
-        self.seen: list[tuple[float, list[int]]] = []  # when an answer was there, and what it said
-        self.error: psycopg.Error | None = None
+        self.seen: list[tuple[float, list[int]]] = []  # when, and the highest offsets
+        self.error: Exception | None = None
 
     def run(self) -> None:
-        each = [
-            f"(SELECT coalesce(max(_kafka_offset), -1) FROM {self._table} WHERE _kafka_partition = {number})"
-            for number in range(PARTITIONS)
-        ]
-        query = f"SELECT {', '.join(each)}".encode()
         try:
-            with psycopg.connect(self._url, autocommit=True) as connection:
-                while not self._enough.is_set():
-                    row = connection.execute(query).fetchone()
-                    assert row is not None
-                    if not self.seen or list(row) != self.seen[-1][1]:
-                        self.seen.append((time.monotonic(), list(row)))
-                    time.sleep(POLL_S)
-        except psycopg.Error as error:
+            self.watch()
+        except (psycopg.Error, ValueError) as error:
             self.error = error
 
-    def stop(self) -> None:
+    def watch(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._enough.set()
         self.join()
         if self.error is not None:
             raise self.error
 
     def wait_for(self, number: int, tree: Tree, timeout_s: float) -> None:
-        """Until the records below ``number`` are visible."""
+        """Until the records below ``number`` have come."""
         deadline = time.monotonic() + timeout_s
         while not self.seen or any(
             highest < (number - 1 - partition) // PARTITIONS for partition, highest in enumerate(self.seen[-1][1])
@@ -150,6 +148,48 @@ class Poller(threading.Thread):
             if self.error is not None or tree.ended(0.01) or time.monotonic() > deadline:
                 told = tree.log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"not all records came within {timeout_s:g} s: {self.error or told}")
+
+
+class Poller(Watcher):
+    """Asks the table, over its own connection, what is visible."""
+
+    def __init__(self, url: str, table: str) -> None:
+        super().__init__()
+        self._url, self._table = url, table
+
+    def watch(self) -> None:
+        each = [
+            f"(SELECT coalesce(max(_kafka_offset), -1) FROM {self._table} WHERE _kafka_partition = {number})"
+            for number in range(PARTITIONS)
+        ]
+        query = f"SELECT {', '.join(each)}".encode()
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            while not self._enough.is_set():
+                row = connection.execute(query).fetchone()
+                assert row is not None
+                if not self.seen or list(row) != self.seen[-1][1]:
+                    self.seen.append((time.monotonic(), list(row)))
+                time.sleep(POLL_S)
+
+
+class Hearer(Watcher):
+    """Reads what ``bench.listen`` prints, whose times these are."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self._log = log
+
+    def watch(self) -> None:
+        line = ""
+        with self._log.open() as log:
+            while not self._enough.is_set():
+                line += log.readline()
+                if not line.endswith("\n"):
+                    time.sleep(HEAR_S)
+                    continue
+                when, highest = json.loads(line)
+                self.seen.append((when, highest))
+                line = ""
 
 
 class Sender:
@@ -186,39 +226,43 @@ class Sender:
 
 
 def latency(rig: Rig, engine: str, options: Options) -> Latency:
-    topic, table = rig.make_topic(), rig.make_table()
+    """``engine``: of avow, or none, which is Kafka alone."""
+    topic = rig.make_topic()
+    sender = Sender(rig, topic)
+    if not engine:
+        folder = rig.new_folder("listen")
+        (folder / "log").touch()
+        command = Command([sys.executable, "-m", "bench.listen", rig.cluster.bootstrap, topic], folder)
+        found, _ = _paced(rig, sender, Hearer(folder / "log"), command, options)
+        return found
+    table = rig.make_table()
     rig.query(f"CREATE INDEX ON {table} (_kafka_partition, _kafka_offset)")  # for the poller's sake
     task = Task(topic, table, options.max_records, options.master, options.memory)
     word = str(Guarantee.EXACTLY_ONCE)
     # Spark waits a second between batches unless told otherwise: here the engine is measured, not the pause.
     command = contenders.avow(rig, task, word, engine=engine, interval="0s", once=False)
-    sender = Sender(rig, topic)
+    found, sent = _paced(rig, sender, Poller(rig.url, table), command, options)
+    problem = rig.wrong(table, sent, sent)
+    rig.drop(table)
+    return replace(found, problem=problem)
+
+
+def _paced(rig: Rig, sender: Sender, watcher: Watcher, command: Command, options: Options) -> tuple[Latency, int]:
+    """How late records were, and how many were sent."""
     rig.settle()
-    with polled(rig, table) as poller, Tree(command, rig) as tree:
+    with watcher, Tree(command, rig) as tree:
         sender.send(PARTITIONS)
         sender.flush()
-        poller.wait_for(PARTITIONS, tree, START_TIMEOUT_S)
+        watcher.wait_for(PARTITIONS, tree, START_TIMEOUT_S)
         sender.pace(options.rate, options.warm_up)
         first, began = len(sender.sent), time.monotonic()
         sender.pace(options.rate, options.seconds)
         rate = (len(sender.sent) - first) / (time.monotonic() - began)
         sender.flush()
-        poller.wait_for(len(sender.sent), tree, DRAIN_TIMEOUT_S)
-    problem = rig.wrong(table, len(sender.sent), len(sender.sent))
-    rig.drop(table)
-    found = delays_ms(np.array(sender.sent), poller.seen)[first:]
+        watcher.wait_for(len(sender.sent), tree, DRAIN_TIMEOUT_S)
+    found = delays_ms(np.array(sender.sent), watcher.seen)[first:]
     p50, p99 = np.percentile(found, [50, 99])
-    return Latency(len(found), float(p50), float(p99), float(found.max()), rate, problem)
-
-
-@contextmanager
-def polled(rig: Rig, table: str) -> Iterator[Poller]:
-    poller = Poller(rig.url, table)
-    poller.start()
-    try:
-        yield poller
-    finally:
-        poller.stop()
+    return Latency(len(found), float(p50), float(p99), float(found.max()), rate), len(sender.sent)
 
 
 def delays_ms(sent: np.ndarray, seen: list[tuple[float, list[int]]]) -> np.ndarray:
@@ -238,7 +282,7 @@ def latencies(rig: Rig, options: Options, console: Console) -> list[dict[str, La
     played: list[dict[str, Latency]] = []
     for number in range(1, options.rounds + 1):
         played.append({})
-        for name, engine in ENGINES.items():
+        for name, engine in WATCHED.items():
             with console.status(f"round {number} of {options.rounds}: latency, {name}", refresh_per_second=1):
                 try:
                     found = latency(rig, engine, options)
@@ -259,10 +303,9 @@ def speed_table(rounds: list[Round]) -> Table:
     for title in ("rows/s", "wall s", "core-s per million", "peak MB: JVM", "Python", "table"):
         table.add_column(title, justify="right")
     for name in rounds[0]:
-        sound = [each[name] for each in rounds if not each[name].problem]
-        wrong = next((each[name].problem for each in rounds if each[name].problem), "")
+        sound, told = measure.sound(rounds, name)
         if not sound:
-            table.add_row(name, *["-"] * 5, f"[red]{escape(wrong)}[/]")
+            table.add_row(name, *["-"] * 5, told)
             continue
         peaks = [outcome.run.peak_mb() for outcome in sound]
         table.add_row(
@@ -272,7 +315,7 @@ def speed_table(rounds: list[Round]) -> Table:
             f"{median(outcome.drain.core_s_per_million() for outcome in sound):.1f}",
             f"{max(peak['jvm'] for peak in peaks):,.0f}",
             f"{max(peak['workers'] + peak['driver'] for peak in peaks):,.0f}",
-            f"[red]{escape(wrong)}[/]" if wrong else "right",
+            told,
         )
     return table
 
@@ -304,11 +347,10 @@ def latency_table(rounds: list[dict[str, Latency]], options: Options) -> Table:
     table.add_column("engine")
     for title in ("p50 ms", "p99 ms", "each round", "most ms", "sent/s", "to reach", ""):
         table.add_column(title, justify="right")
-    for name in ENGINES:
-        sound = [each[name] for each in rounds if not each[name].problem]
-        wrong = next((each[name].problem for each in rounds if each[name].problem), "")
+    for name in WATCHED:
+        sound, told = measure.sound(rounds, name)
         if not sound:
-            table.add_row(name, *["-"] * 6, f"[red]{escape(wrong)}[/]")
+            table.add_row(name, *["-"] * 6, told)
             continue
         p99s = [one.p99 for one in sound]
         target = [f"{P99_TARGET_MS:g}", verdict(p99s, P99_TARGET_MS, at_most=True)] if name == CONSUMER else ["", ""]

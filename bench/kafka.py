@@ -24,7 +24,6 @@ import click
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from avow.guarantee import Guarantee
@@ -150,10 +149,9 @@ def speed_table(rounds: list[Round]) -> Table:
     for title in ("records/s", "after batch 1", "wall s", "core-s per million", "output"):
         table.add_column(title, justify="right")
     for name in FIELD:
-        sound = [each[name] for each in rounds if not each[name].problem]
-        wrong = next((each[name].problem for each in rounds if each[name].problem), "")
+        sound, told = measure.sound(rounds, name)
         if not sound:
-            table.add_row(name, *["-"] * 4, f"[red]{escape(wrong)}[/]")
+            table.add_row(name, *["-"] * 4, told)
             continue
         warm = [outcome.warm.rows_per_s for outcome in sound if outcome.warm]
         table.add_row(
@@ -162,7 +160,7 @@ def speed_table(rounds: list[Round]) -> Table:
             f"{median(warm):,.0f}" if warm else "-",
             f"{median(outcome.whole.seconds for outcome in sound):.1f}",
             f"{median(outcome.drain.core_s_per_million() for outcome in sound):.1f}",
-            f"[red]{escape(wrong)}[/]" if wrong else "right",
+            told,
         )
     return table
 

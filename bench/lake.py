@@ -14,11 +14,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -200,56 +201,73 @@ def ratio(target: Target, rounds: list[Round]) -> float | None:
 
 # Without Kafka.
 
+Costs = dict[str, dict[str, float]]
 FEW = 20  # of commits over which the first ones are measured
 MANY = 100  # and the last ones: upkeep that comes every so often has its share in them
+PARTITIONS = (1, 12)  # of the topic whose positions a commit carries
 
 
-def commit_cost(folder: Path, count: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a commit of one file with its position: of the first ones, and of those after ``count``."""
+def commit_cost(folder: Path, count: int) -> Costs:
+    """Milliseconds of a commit: of the first ones, and of those after ``count``. By format and number of partitions."""
     told = {}
     for kind in ("delta", "iceberg"):
-        pipeline = _local_pipeline(folder, kind)
-        with sinks.driver_sink(pipeline) as store:
-            store.prepare()
-            store.prepare_table(parse(SCHEMA).fields, rest=False)
-            run = store.open_run()
-            store.adopt({TopicPartition("t", 0): Entry(0, "id", run)})
-            assert isinstance(store, CommittingSink)
-            took = [_commit_ms(store, pipeline, run, number) for number in range(count + MANY)]
-        first, last = took[:FEW], took[-MANY:]
-        told[kind] = {
-            "first_ms": mean(first),
-            "last_ms": mean(last),
-            "first_median_ms": median(first),
-            "last_median_ms": median(last),
-            "last_worst_ms": max(last),
-        }
+        for partitions in PARTITIONS:
+            took = _commits_ms(folder, kind, partitions, count + MANY)
+            first, last = took[:FEW], took[-MANY:]
+            told[f"{kind}, {partitions} partition{'s'[: partitions - 1]}"] = {
+                "first_ms": mean(first),
+                "last_ms": mean(last),
+                "first_median_ms": median(first),
+                "last_median_ms": median(last),
+                "last_worst_ms": max(last),
+            }
     return told
 
 
-def _commit_ms(store: CommittingSink, pipeline: Pipeline, run: int, number: int) -> float:
-    planned = OffsetRange("t", 0, number, number + 1)
-    work = Work(pipeline, run, number, {TopicPartition("t", 0): planned}, store.brief())
+def _commits_ms(folder: Path, kind: str, partitions: int, count: int) -> list[float]:
+    pipeline = _local_pipeline(folder, kind, partitions)
+    with sinks.driver_sink(pipeline) as store:
+        store.prepare()
+        store.prepare_table(parse(SCHEMA).fields, rest=False)
+        run = store.open_run()
+        store.adopt({TopicPartition("t", number): Entry(0, "id", run) for number in range(partitions)})
+        assert isinstance(store, CommittingSink)
+        return [_commit_ms(store, pipeline, run, number, partitions) for number in range(count)]
+
+
+def _commit_ms(store: CommittingSink, pipeline: Pipeline, run: int, number: int, partitions: int) -> float:
+    """One commit: a file of one row and a position, for each partition."""
+    planned = {TopicPartition("t", p): OffsetRange("t", p, number, number + 1) for p in range(partitions)}
+    work = Work(pipeline, run, number, planned, store.brief())
+    staged = []
+    for one in planned.values():
+        read = decoded(partial(_read, number), pipeline)
+        report = deliver(read, one, work, sinks.task_sink(pipeline, run, work.brief))
+        assert report.staged is not None
+        staged.append(report.staged)
+    began = time.monotonic()
+    commit_staged(staged, work, store)
+    return 1000 * (time.monotonic() - began)
+
+
+def _read(number: int, todo: OffsetRange) -> Iterator[pa.RecordBatch]:
     columns: dict[str, pa.Array] = {
-        "topic": pa.array(["t"]),
-        "partition": pa.array([0], pa.int32()),
+        "topic": pa.array([todo.topic]),
+        "partition": pa.array([todo.partition], pa.int32()),
         "offset": pa.array([number], pa.int64()),
         "timestamp": pa.array([number], pa.timestamp("us", "UTC")),
         "key": pa.nulls(1, pa.binary()),
         "value": pa.array([record(number)], pa.binary()),
         "headers": pa.nulls(1, HEADERS),
     }
-    read = decoded(lambda _: iter([pa.RecordBatch.from_pydict(columns)]), pipeline)
-    report = deliver(read, planned, work, sinks.task_sink(pipeline, run, work.brief))
-    assert report.staged is not None
-    began = time.monotonic()
-    commit_staged([report.staged], work, store)
-    return 1000 * (time.monotonic() - began)
+    yield pa.RecordBatch.from_pydict(columns)
 
 
-def _local_pipeline(folder: Path, kind: str) -> Pipeline:
-    where = f'path = "{folder}/t"' if kind == "delta" else f'table = "b.t"\ncatalog = {{ warehouse = "{folder}/w" }}'
-    file = folder / f"{kind}.toml"
+def _local_pipeline(folder: Path, kind: str, number: int) -> Pipeline:
+    where = f'path = "{folder}/t{number}"'
+    if kind == "iceberg":
+        where = f'table = "b.t{number}"\ncatalog = {{ warehouse = "{folder}/w" }}'
+    file = folder / f"{kind}-{number}.toml"
     file.write_text(
         f'name = "bench"\nguarantee = "exactly-once"\n[source]\nbrokers = "localhost:1"\ntopics = ["t"]\n[decode]\n'
         f'format = "json"\nschema = {json.dumps(SCHEMA)}\n[sink]\nkind = "{kind}"\n{where}\n'
@@ -358,7 +376,36 @@ def _upsert_ratio(upserts: dict[str, Upsert], which: str) -> tuple[str, str]:
     return f"{found:.2f} {'reached' if found >= 4 else 'missed'}", "4"
 
 
+def ratios(options: Options, rounds: list[Round], commits: Costs, upserts: dict[str, Upsert]) -> Table:
+    table = Table("of", "against", "what", "ratio", "to reach")
+    for target in TARGETS if rounds else ():
+        reached = ratio(target, rounds)
+        told = "unknown" if reached is None else f"{reached:.2f} {'reached' if reached >= target.least else 'missed'}"
+        table.add_row(target.of, target.against, target.what, told, f"{target.least:g}")
+    for name, cost in commits.items():
+        growth = cost["last_ms"] / cost["first_ms"]
+        told = f"{growth:.2f} {'reached' if growth <= 3 else 'missed'}"
+        table.add_row(f"{name}, commit after {options.commits:,}", "the first", "ms", told, "at most 3")
+    for which in ("first_s", "second_s") if upserts else ():
+        table.add_row(f"upsert, {DELTA_SPARK}", OURS, which, *_upsert_ratio(upserts, which))
+    return table
+
+
+def saved(rounds: list[Round], commits: Costs, upserts: dict[str, Upsert]) -> dict[str, Any]:
+    found = [(target, ratio(target, rounds)) for target in TARGETS if rounds]
+    return {
+        "rounds": [{name: outcome.as_json() for name, outcome in each.items()} for each in rounds],
+        "ratios": [{"of": t.of, "against": t.against, "what": t.what, "ratio": r, "target": t.least} for t, r in found],
+        "commit_ms": commits,
+        "upsert_s": {name: asdict(upsert) for name, upsert in upserts.items()},
+    }
+
+
+PARTS = ("append", "commits", "upsert")
+
+
 @click.command(help=__doc__)
+@click.option("--only", type=click.Choice(PARTS), help="One part, and not the others. Commits need no cluster.")
 @click.option("--records", default=2_000_000, show_default=True)
 @click.option("--rounds", default=2, show_default=True)
 @click.option("--max-records", default=500_000, show_default=True, help="Of one batch, for all.")
@@ -367,38 +414,26 @@ def _upsert_ratio(upserts: dict[str, Upsert], which: str) -> tuple[str, str]:
 @click.option("--master", default=MASTER, show_default=True)
 @click.option("--memory", default=MEMORY, show_default=True)
 @click.option("--results", default=measure.RESULTS, type=click.Path(path_type=Path), show_default=True)
-def main(results: Path, **given: Any) -> None:
+def main(only: str | None, results: Path, **given: Any) -> None:
     options = Options(**given)
     console = Console()
     where = measure.machine()
-    jars.classpath("lake")
-    with measure.rig(console) as rig:
-        rounds = compare(rig, options, console)
-        commits = commit_cost(rig.new_folder("commits"), options.commits)
-        upserts = upsert_cost(rig.new_folder("upserts"), options)
-    console.print(shown(rounds))
-    ratios = Table("of", "against", "what", "ratio", "to reach")
-    found = [(target, ratio(target, rounds)) for target in TARGETS]
-    for target, reached in found:
-        told = "unknown" if reached is None else f"{reached:.2f} {'reached' if reached >= target.least else 'missed'}"
-        ratios.add_row(target.of, target.against, target.what, told, f"{target.least:g}")
-    for kind, cost in commits.items():
-        growth = cost["last_ms"] / cost["first_ms"]
-        told = f"{growth:.2f} {'reached' if growth <= 3 else 'missed'}"
-        ratios.add_row(f"{kind} commit after {options.commits:,}", "the first", "ms", told, "at most 3")
-    for which in ("first_s", "second_s"):
-        ratios.add_row(f"upsert, {DELTA_SPARK}", OURS, which, *_upsert_ratio(upserts, which))
-    console.print(ratios)
+    wanted = PARTS if only is None else (only,)
+    rounds: list[Round] = []
+    if only != "commits":
+        jars.classpath("lake")
+    if "append" in wanted:
+        with measure.rig(console) as rig:
+            rounds = compare(rig, options, console)
+        console.print(shown(rounds))
+    with TemporaryDirectory(prefix="avow-bench-") as folder:
+        commits = commit_cost(Path(folder), options.commits) if "commits" in wanted else {}
+        upserts = upsert_cost(Path(folder), options) if "upsert" in wanted else {}
+    console.print(ratios(options, rounds, commits, upserts))
     console.print({"commit_ms": commits, "upsert_s": upserts})
-    saved = {
-        "machine": where,
-        "options": {name: getattr(options, name) for name in options.__slots__},
-        "rounds": [{name: outcome.as_json() for name, outcome in each.items()} for each in rounds],
-        "ratios": [{"of": t.of, "against": t.against, "what": t.what, "ratio": r, "target": t.least} for t, r in found],
-        "commit_ms": commits,
-        "upsert_s": {name: asdict(upsert) for name, upsert in upserts.items()},
-    }
-    console.print(str(measure.save(results, "lake", saved)), highlight=False)
+    result = {"machine": where, "options": asdict(options), **saved(rounds, commits, upserts)}
+    name = "lake" if only is None else f"lake-{only}"
+    console.print(str(measure.save(results, name, result)), highlight=False)
 
 
 if __name__ == "__main__":

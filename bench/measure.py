@@ -29,12 +29,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 import psutil
@@ -42,6 +42,7 @@ import psycopg
 from confluent_kafka import Producer
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
+from rich.markup import escape
 
 from avow.kafka import metadata
 from avow.local import jars, java
@@ -483,6 +484,20 @@ class Outcome:
 
 
 Round = dict[str, Outcome]
+
+
+class HasProblem(Protocol):
+    @property
+    def problem(self) -> str: ...
+
+
+Judged = TypeVar("Judged", bound=HasProblem)
+
+
+def sound(rounds: Sequence[Mapping[str, Judged]], name: str) -> tuple[list[Judged], str]:
+    """A contender's outcomes that count, and what a table is to say: that all were right, or what was wrong."""
+    wrong = next((each[name].problem for each in rounds if each[name].problem), "")
+    return [each[name] for each in rounds if not each[name].problem], f"[red]{escape(wrong)}[/]" if wrong else "right"
 
 
 def take_turns(rounds: int, field: Mapping[str, Callable[[], Outcome]], console: Console) -> list[Round]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from avow.guarantee import Guarantee
@@ -132,10 +131,9 @@ def speed_table(rounds: list[Round]) -> Table:
     for name in ("rows/s", "rows/s after batch 1", "wall s", "peak MB: JVM", "Python", "table"):
         table.add_column(name, justify="right")
     for name in rounds[0]:
-        sound = [each[name] for each in rounds if not each[name].problem]
-        wrong = next((each[name].problem for each in rounds if each[name].problem), "")
+        sound, told = measure.sound(rounds, name)
         if not sound:
-            table.add_row(name, *["-"] * 5, f"[red]{escape(wrong)}[/]")
+            table.add_row(name, *["-"] * 5, told)
             continue
         warm = [outcome.warm.rows_per_s for outcome in sound if outcome.warm]
         peaks = [outcome.run.peak_mb() for outcome in sound]
@@ -146,7 +144,7 @@ def speed_table(rounds: list[Round]) -> Table:
             f"{middle(sound, lambda o: o.whole.seconds):.1f}",
             f"{max(peak['jvm'] for peak in peaks):,.0f}",
             f"{max(peak['workers'] + peak['driver'] for peak in peaks):,.0f}",
-            f"[red]{escape(wrong)}[/]" if wrong else "right",
+            told,
         )
     return table
 
@@ -160,7 +158,7 @@ def cost_table(rounds: list[Round]) -> Table:
     for name in ("brokers", "JVM", "Python", "PostgreSQL", "together", "others"):
         table.add_column(name, justify="right")
     for name in rounds[0]:
-        sound = [each[name] for each in rounds if not each[name].problem]
+        sound, _ = measure.sound(rounds, name)
         if not sound:
             continue
         cells = [_cost(sound, group) for group in (*GROUPS, None)]

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from avow.guarantee import Act, Guarantee, diagram
-from avow.prove.cells import CANARIES, FAULTS, Cell
+from avow.prove.cells import CANARIES, ENGINES, FAULTS, Cell, concerns
 from avow.sinks import SINKS
 
 DOCS = Path(__file__).parent
@@ -45,7 +45,9 @@ def faults() -> str:
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
         sinks = ", ".join(kind for kind in SINKS if kind in fault.only) or "every sink"
-        where = f"{', '.join(fault.engines)} | {sinks}{', append' if fault.append_only else ''}"
+        kinds = [kind for kind in SINKS if concerns(fault, kind)]
+        engines = [name for name in fault.engines if any(ENGINES[name].plays(kind, "append", "") for kind in kinds)]
+        where = f"{', '.join(engines)} | {sinks}{', append' if fault.append_only else ''}"
         lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {where} | {' | '.join(due)} |")
     return "\n".join(lines) + "\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,12 +14,19 @@ import pytest
 from confluent_kafka.cimpl import NewTopic
 
 from avow.kafka import metadata
+from avow.kafka.committed import committed, reader
 from avow.local.cluster import Cluster
 
 
 def pytest_configure() -> None:
     # A polite kill of the test run must still run the fixtures' ends, which stop the cluster.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def positions_of(cluster: Cluster, group: str) -> dict[int, int]:
+    """What a group has committed, by partition. It is of one topic."""
+    with closing(reader({"bootstrap.servers": cluster.bootstrap}, group)) as one:
+        return {at.partition: at.offset for at in committed(one, 30)}
 
 
 @pytest.fixture(scope="session")

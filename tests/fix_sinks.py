@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ import pytest
 from confluent_kafka.cimpl import NewTopic
 
 from avow import sinks
-from avow.engines.task import Report, Work, commit_staged, decoded, deliver
+from avow.engines.task import Report, Work, commit_staged, decoded, deliver, deliver_joined
 from avow.kafka import metadata
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import HEADERS
@@ -33,7 +34,7 @@ from avow.local.cluster import Cluster
 from avow.local.postgres import Postgres as PostgresServer
 from avow.plan import load_checked
 from avow.settings import Pipeline
-from avow.sinks.base import CommittingSink
+from avow.sinks.base import CommittingSink, StagingSink
 from avow.sinks.kafka import Store as KafkaStore
 from tests.kafka_stage import Read, read
 
@@ -121,9 +122,9 @@ def overwrite_lake(kind: str, folder: Path, name: str, rows: pl.DataFrame) -> No
 class Bench:
     """One pipeline on one kind of sink, and independent eyes on what is in it."""
 
-    def __init__(self, kind: str, folder: Path, url: str = "") -> None:
-        """``url``: of PostgreSQL, or the brokers where Kafka is the sink."""
-        self.kind, self.folder, self._url = kind, folder, url
+    def __init__(self, kind: str, folder: Path, url: str = "", *, joined: bool = False) -> None:
+        """``url``: of PostgreSQL, or the brokers where Kafka is the sink. ``joined``: as its runs have it."""
+        self.kind, self.folder, self._url, self.joined = kind, folder, url, joined
         self.name = f"p-{uuid4().hex[:8]}"
         self.table = f"t_{uuid4().hex[:8]}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,11 +180,16 @@ class Bench:
             assert done.description
             return [dict(zip([c.name for c in done.description], row, strict=True)) for row in done.fetchall()]
 
+    def refuse(self, condition: str) -> None:
+        """Let the table take no row of which this is true."""
+        with psycopg.connect(self._url) as connection:
+            connection.execute(f'ALTER TABLE "{self.table}" ADD CHECK (NOT ({condition}))'.encode())
+
     def ids(self) -> list[int]:
         return sorted(row["id"] for row in self.rows())
 
-    def run(self, pipeline: Pipeline | None = None, partitions: int = 2) -> Runner:
-        return Runner(pipeline or self.pipeline(), partitions)
+    def run(self, pipeline: Pipeline | None = None, partitions: int = 2, **more: Any) -> Runner:
+        return Runner(pipeline or self.pipeline(), partitions, joined=self.joined, **more)
 
 
 @dataclass
@@ -195,13 +201,19 @@ class Runner(AbstractContextManager["Runner"]):
     number: int = 0
     batches: int = 0
     reports: list[Report] = field(default_factory=list)
+    joined: bool = False  # all partitions of a batch in the same acts
+    member: Sequence[int] | None = None  # of those who share the partitions: which it is given
 
     def __post_init__(self) -> None:
         self.store = sinks.driver_sink(self.pipeline)
         self.store.prepare()
         self.store.prepare_table(self.pipeline.decode.columns.fields, rest=False)
-        self.number = self.store.open_run()
-        self.store.adopt({TopicPartition(TOPIC, n): Entry(0, "id", self.number) for n in range(self.partitions)})
+        given = [TopicPartition(TOPIC, n) for n in (range(self.partitions) if self.member is None else self.member)]
+        self.begin(given, shared=self.member is not None)
+
+    def begin(self, given: Sequence[TopicPartition], *, shared: bool) -> None:
+        self.number = self.store.open_run(given if shared else None)
+        self.store.adopt({where: Entry(0, "id", self.number) for where in given})
 
     def __exit__(self, *_: object) -> None:
         self.store.close()
@@ -235,14 +247,19 @@ class Runner(AbstractContextManager["Runner"]):
         }
         work = Work(self.pipeline, self.number, self.batches, ranges, self.store.brief())
         self.batches += 1
-        staged = []
-        for where, planned in ranges.items():
-            values = records[where.partition]
-            made = batch(
-                values, where.partition, planned.start, (keys or {}).get(where.partition, [None] * len(values))
-            )
+        made = {
+            one: batch(values, one.partition, one.start, (keys or {}).get(one.partition, [None] * len(values)))
+            for one, values in zip(ranges.values(), records.values(), strict=True)
+        }
+        if self.joined:
             sink = sinks.task_sink(self.pipeline, self.number, work.brief)
-            report = deliver(decoded(partial(within, made), self.pipeline), planned, work, sink)
+            assert not isinstance(sink, StagingSink)
+            deliver_joined({one: some if some.num_rows else None for one, some in made.items()}, work, sink)
+            return work, []
+        staged = []
+        for planned, some in made.items():
+            sink = sinks.task_sink(self.pipeline, self.number, work.brief)
+            report = deliver(decoded(partial(within, some), self.pipeline), planned, work, sink)
             self.reports.append(report)
             staged += [report.staged] if report.staged is not None else []
         return work, staged
@@ -257,21 +274,25 @@ class Runner(AbstractContextManager["Runner"]):
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server() -> Iterator[str]:
     """PostgreSQL alone. Gives its URL."""
     from avow.local.cluster import PortPicker
 
-    part = PostgresServer(tmp_path_factory.mktemp("postgres"), PortPicker().free())
-    part.prepare()
-    part.start()
-    try:
-        deadline = time.monotonic() + 30
-        while part.version() is None:
-            assert time.monotonic() < deadline, part.log.read_text()
-            time.sleep(0.05)
-        yield part.url
-    finally:
-        part.stop()
+    # Not in pytest's own folder: the next pytest that starts on this machine closes that to all other users, and as
+    # root this server is one of them.
+    with tempfile.TemporaryDirectory(prefix="avow-test-") as folder:
+        part = PostgresServer(Path(folder, "postgres"), PortPicker().free())
+        part.folder.mkdir()
+        part.prepare()
+        part.start()
+        try:
+            deadline = time.monotonic() + 30
+            while part.version() is None:
+                assert time.monotonic() < deadline, part.log.read_text()
+                time.sleep(0.05)
+            yield part.url
+        finally:
+            part.stop()
 
 
 @pytest.fixture(scope="session")
@@ -287,14 +308,16 @@ def _make_topic(bootstrap: str, name: str, **config: str) -> None:
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Bench]:
-    def make(kind: str) -> Bench:
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Bench]:
+    def make(kind: str, *, joined: bool = False) -> Bench:
         if kind == "kafka":
             url = request.getfixturevalue("brokers")
             found = Bench(kind, tmp_path, url)
             # These records have old timestamps, which the sink keeps: retention would take them at its next round.
             _make_topic(url, found.table, **{"retention.ms": "-1"})
             return found
-        return Bench(kind, tmp_path, request.getfixturevalue("server") if kind == "postgres" else "")
+        if kind == "postgres":
+            return Bench(kind, tmp_path, request.getfixturevalue("server"), joined=joined)
+        return Bench(kind, tmp_path, "")
 
     return make

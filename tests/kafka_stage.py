@@ -136,7 +136,7 @@ class Stage:
         self, guarantee: str = "exactly-once", sink: str = "", decode: str = 'format = "raw"', more: str = ""
     ) -> Path:
         path = self.folder / f"{self.name}.toml"
-        topic = "" if "topic =" in sink.split("[")[0] else f'topic = "{self.target}"\n'
+        topic = "" if sink.startswith("topic =") else f'topic = "{self.target}"\n'
         path.write_text(
             f'name = "{self.name}"\nguarantee = "{guarantee}"\n'
             f'[source]\nbrokers = "{self.bootstrap}"\ntopics = ["{self.source}"]\n'
@@ -234,11 +234,11 @@ def main(file: str, partition: str, start: str, until: str, run: str, where: str
         else:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    bury, entry, send = task.bury, task.entry, Clients.send
+    bury, entries, send = task.bury, task.entries, Clients.send
     entered_before: list[bool] = []
 
     def entered(*given, **named):  # type: ignore[no-untyped-def]
-        found = entry(*given, **named)
+        found = entries(*given, **named)
         if where == "before" or (where == "between" and entered_before):
             die()
         entered_before.append(True)
@@ -256,7 +256,7 @@ def main(file: str, partition: str, start: str, until: str, run: str, where: str
             task._producer.flush(10)
             die()
 
-    task.entry, task.bury, Clients.send = entered, buried, sent  # type: ignore[method-assign]
+    task.entries, task.bury, Clients.send = entered, buried, sent  # type: ignore[method-assign]
     delivered(pipeline, int(run), planned, task)
     if where == "after":
         die()

@@ -56,7 +56,18 @@ def load_checked(
     engine: str | None = None,
 ) -> Pipeline:
     """The pipeline of a file, if everything that can be checked without I/O is right."""
-    return load(path, env, check=partial(_offer_problems, sinks=sinks), engine=engine)
+    return load(path, env, check=partial(_problems, sinks=sinks), engine=engine)
+
+
+def _problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
+    yield from _offer_problems(pipeline, sinks)
+    # Not in ``settings``: a plain consumer, which has dead letters and no output, is declared with one topic for both.
+    if isinstance(pipeline.sink, Kafka) and pipeline.dead_letter_topic in pipeline.declared_outputs:
+        yield Problem(
+            ("sink", "dead_letter_topic" if pipeline.sink.dead_letter_topic else "topic"),
+            f"{pipeline.dead_letter_topic!r} is an output topic and the one for dead letters",
+            "two topics",
+        )
 
 
 def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:

@@ -18,15 +18,17 @@ from uuid import uuid4
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from tests.consuming import TABLE, handled, in_order, judged
+from tests.fix_cluster import positions_of
 from tests.kafka_stage import read
 
 from avow import Consumer
 from avow.clients.consumer import Record, Transaction
 from avow.errors import ConfigError, HandlerFailed, RetentionLoss
 from avow.kafka import metadata
-from avow.local.cluster import Cluster
+from avow.local.cluster import Cluster, PortPicker
+from avow.prove.proxy import Proxy
 
 pytestmark = pytest.mark.cluster
 
@@ -85,9 +87,7 @@ class Group:
         return (self.folder / f"events-{self.children.index(child)}").read_text()
 
     def committed(self) -> dict[int, int]:
-        admin = metadata.admin(self.cluster.bootstrap)  # its answers end with it
-        asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.name)])
-        return {one.partition: one.offset for one in asked[self.name].result(30).topic_partitions}
+        return positions_of(self.cluster, self.name)
 
     def end(self, *children: subprocess.Popen[str]) -> None:
         """As a person ends them: politely."""
@@ -239,6 +239,12 @@ def test_the_position_stops_at_the_record_that_fails(group: Callable[..., Group]
     assert headers["avow-detail"] == b"ValueError: no"
 
 
+def end_backend(database: psycopg.Connection, connection: psycopg.Connection) -> int:
+    pid = connection.info.backend_pid
+    database.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    return pid
+
+
 def test_exactly_once_failures_and_transactions(group: Callable[..., Group], database: psycopg.Connection) -> None:
     g = group()
     g.produce(10)
@@ -271,6 +277,12 @@ def test_exactly_once_failures_and_transactions(group: Callable[..., Group], dat
     with g.consumer("exactly-once", **given) as consumer:
         with pytest.raises(psycopg.errors.DivisionByZero), consumer.transaction() as tx:
             tx.connection.execute(f"INSERT INTO {table} VALUES (0, -1, true); SELECT 1 / 0")
+        # Its connection alone is ended: between two blocks, and inside one.
+        end_backend(database, tx.connection)
+        with pytest.raises(psycopg.OperationalError), consumer.transaction():
+            pass
+        with pytest.raises(psycopg.OperationalError), consumer.transaction() as tx:
+            tx.connection.execute(f"INSERT INTO {table} VALUES (0, {end_backend(database, tx.connection)}, true)")
         assert position() == 7
         while not consumer.ended:
             with consumer.transaction() as tx:
@@ -279,6 +291,39 @@ def test_exactly_once_failures_and_transactions(group: Callable[..., Group], dat
     assert (numbers(), position()) == ([0, 1, 2, 3, 4, 6, 7, 8, 9], 10), "nothing of what was rolled back"
     with g.consumer("exactly-once", **given) as consumer, pytest.raises(ConfigError, match="no plain loop"):
         next(iter(consumer))
+
+
+def test_exactly_once_waits_for_its_database(group: Callable[..., Group], database: psycopg.Connection) -> None:
+    """It goes away in the middle of a transaction, and does not let anybody in for a while."""
+    g = group(partitions=2)
+    g.produce(10)
+    table = f"t_{uuid4().hex[:10]}"
+    database.execute(TABLE.format(table))
+    server = g.cluster.postgres()
+    assert server is not None
+    proxy = Proxy(PortPicker().free(), server.port).start()
+    events: list[str] = []
+
+    def handler(record: Record, tx: Transaction) -> None:
+        if record.offset == 5 and not events:
+            proxy.cut()
+        tx.connection.execute(f"INSERT INTO {table} VALUES (%s, %s, true)", (record.partition, record.offset))
+
+    def heard(event: str) -> None:
+        if "failed" in event:
+            events.append(event)
+        if "does not let us in" in event:
+            proxy.heal()
+
+    url = server.url.replace(f":{server.port}/", f":{proxy.port}/")
+    try:
+        with g.consumer("exactly-once", database=url, once=True, per="record", on_event=heard) as consumer:
+            assert consumer.run(handler).handled == 20
+    finally:
+        proxy.stop()
+    assert any("does not let us in" in event for event in events), events
+    found = database.execute(f"SELECT partition, number FROM {table} ORDER BY 1, 2").fetchall()
+    assert found == [(partition, offset) for partition in range(2) for offset in range(10)]
 
 
 def test_loops_and_starts(group: Callable[..., Group]) -> None:
@@ -311,6 +356,16 @@ def test_loops_and_starts(group: Callable[..., Group]) -> None:
         assert g.committed() == {0: 12}, "before it is handled"
         records.close()
     assert g.committed() == {0: 12}, "in hand when the loop was left: lost, and never given again"
+
+    tried: list[int] = []
+
+    def fails(record: Record) -> None:
+        tried.append(record.offset)
+        raise ValueError("perhaps it is done")
+
+    with g.consumer("at-most-once", per="record") as consumer, pytest.raises(HandlerFailed, match="failed: ValueError"):
+        consumer.run(fails)
+    assert (tried, g.committed()) == ([12], {0: 13}), "a second try could do its work twice"
 
 
 def test_retention_is_a_named_stop(group: Callable[..., Group]) -> None:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
 from uuid import uuid4
 
+import psutil
 import pyarrow as pa
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
-from tests.fix_pipeline import SCHEMA, Scenario, payment
+from tests.fix_cluster import positions_of
+from tests.fix_pipeline import Scenario, payment, session_spark
 from tests.integration import test_spark_kafka as kafka_tests
 from tests.integration import test_spark_lake as lake_tests
 from tests.integration import test_spark_postgres as postgres_tests
 from tests.kafka_stage import read
 
+from avow import sinks
+from avow.engines import consumer, driver, spark
 from avow.engines.failpoints import VARIABLE
-from avow.errors import ConfigError, TopicRecreated
+from avow.engines.progress import Observer, Progress
+from avow.errors import ConfigError, Superseded, TopicRecreated
 from avow.kafka import metadata
+from avow.kafka.log import TopicPartition
+from avow.local.cluster import Cluster
+from avow.settings import Pipeline
+from avow.sinks.kafka import store as kafka_store
+from avow.sinks.kafka.entries import Kept
+from avow.sinks.postgres import Store
 
 pytestmark = pytest.mark.cluster
 
@@ -46,10 +62,7 @@ def test_append(scenario: Make, guarantee: str) -> None:
     s.produce([payment(n) for n in range(5_000, 5_100)])
     s.drain(path, "consumer")
     assert s.ids() == dict.fromkeys([n for n in range(5_100) if n != 10], 1)
-    admin = metadata.admin(s.cluster.bootstrap)
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(s.name)])
-    told = {one.partition: one.offset for one in asked[s.name].result().topic_partitions}
-    assert told == s.positions(), "lag tools see the positions"
+    assert positions_of(s.cluster, s.name) == s.positions(), "lag tools see the positions"
 
 
 def test_upsert_and_a_python_transform(scenario: Make) -> None:
@@ -77,20 +90,91 @@ def test_markers_and_aborted_records_are_claimed(scenario: Make) -> None:
     assert s.positions() == {0: 12}, "six records, six markers"
 
 
-@pytest.mark.parametrize("kind", ["postgres", "kafka", "delta", "iceberg"])
-def test_a_pipeline_moves_between_engines(scenario: Make, kind: str) -> None:
-    s = scenario(partitions=2)
+def placed(s: Scenario, kind: str) -> tuple[Path, Callable[[], Mapping[int, int]]]:
+    """A pipeline into that sink, and how often each id is there."""
     target = f"o-{uuid4().hex[:10]}"
     lines = {"postgres": postgres_tests.sink(s), "kafka": kafka_tests.sink(target)}
-    path = s.file(sink=lines.get(kind) or lake_tests.sink(s, kind), decode=f'format = "json"\nschema = "{SCHEMA}"')
-    for number, engine in enumerate(["consumer", "spark", "consumer"]):
-        s.produce(payment(n) for n in range(number * 1_000, number * 1_000 + 1_000))
-        s.drain(path, engine)
+    path = s.file(sink=lines.get(kind) or lake_tests.sink(s, kind))
     if kind == "kafka":
-        found = Counter(kafka_tests.ids(read(s.cluster.bootstrap, target)))
-    else:
-        found = s.ids() if kind == "postgres" else lake_tests.ids(s, kind)
-    assert found == dict.fromkeys(range(3_000), 1)
+        return path, lambda: Counter(kafka_tests.ids(read(s.cluster.bootstrap, target)))
+    return path, s.ids if kind == "postgres" else lambda: lake_tests.ids(s, kind)
+
+
+def claimed(s: Scenario, path: Path) -> int:
+    """How many records the ledger has passed, whichever sink it is in."""
+    with sinks.driver_sink(s.load(path)) as store:
+        return sum(held.entry.position for held in store.look().values())
+
+
+@contextmanager
+def flowing(s: Scenario) -> Iterator[list[int]]:
+    """Records come all the while: their numbers."""
+    sent: list[int] = []
+    enough = threading.Event()
+
+    def flow() -> None:
+        while not enough.wait(0.1):
+            some = range(len(sent), len(sent) + 50)
+            s.produce(map(payment, some))
+            sent.extend(some)
+
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(flow)
+        try:
+            yield sent
+        finally:
+            enough.set()
+        done.result()
+
+
+@contextmanager
+def in_this_process(pipeline: Pipeline, observer: Observer = consumer.SILENT) -> Iterator[Future[None]]:
+    """The consumer engine until the block ends."""
+    running = consumer.Run(pipeline, observer=observer)
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(running.execute)
+        try:
+            yield done
+        finally:
+            running.stop()
+
+
+@contextmanager
+def on_spark(s: Scenario, path: Path) -> Iterator[None]:
+    """A run on the session's Spark until the block ends; then it is asked to stop, as by SIGTERM."""
+    pipeline = s.load(path)
+    running = spark.Run(pipeline, lambda _: session_spark(pipeline))
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(running.execute)
+        try:
+            yield
+        finally:
+            running.stop()
+        done.result(90)
+
+
+@contextmanager
+def as_consumer(s: Scenario, path: Path) -> Iterator[None]:
+    running = s.start(path, *CONSUMER)
+    yield
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(60) == 0, running.communicate()[1]
+
+
+KINDS = ["postgres", "kafka", "delta", "iceberg"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipeline_moves_between_engines_while_records_flow(scenario: Make, kind: str) -> None:
+    s = scenario(partitions=2)
+    path, ids = placed(s, kind)
+    with flowing(s) as sent:
+        for engine in (as_consumer, on_spark, as_consumer):
+            before = claimed(s, path)
+            with engine(s, path):
+                until(lambda: claimed(s, path) > before + 200, lambda: (engine, claimed(s, path)), 90)  # noqa: B023
+    s.drain(path, "consumer")
+    assert ids() == dict.fromkeys(sent, 1)
 
 
 def owners(s: Scenario) -> dict[int, int]:
@@ -98,43 +182,143 @@ def owners(s: Scenario) -> dict[int, int]:
     return dict(s.rows("SELECT partition, run FROM avow.ledger WHERE pipeline = %s", s.name))
 
 
-def test_several_share_the_partitions_and_one_is_killed(scenario: Make) -> None:
+def until(what: Callable[[], object], said: Callable[[], object] = lambda: "", timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.05)
+
+
+def test_several_share_the_partitions_one_is_thrown_out_and_one_is_killed(scenario: Make) -> None:
+    """The first stands still between its two acts until the second has all partitions; woken, it is a member again."""
     s = scenario(partitions=4)
-    path = s.file()
-    s.produce(payment(n) for n in range(1_000))
-    first, second = (s.start(path, *CONSUMER, "--json") for _ in range(2))
-    s.wait_for_rows(1_000)
-    sent = 1_000
+    path = s.file("at-least-once")
+    sent = 0
+
+    def send(count: int) -> None:
+        nonlocal sent
+        s.produce(payment(n) for n in range(sent, sent + count))
+        sent += count
+
+    def claimed() -> bool:
+        return sum(s.positions().values()) == sent
+
+    send(10_000)
+    first = s.start(path, *CONSUMER, "--json", **{VARIABLE: f"after-write:2:stop:{s.folder}"})
+    until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
+    second = s.start(path, *CONSUMER, "--json")
+    until(claimed, s.positions, 35)  # ten seconds, and time for a busy machine; not the client's own 45
+    first.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + 60
     while len(set(owners(s).values())) < 2:
         assert time.monotonic() < deadline, owners(s)
-        s.produce(payment(n) for n in range(sent, sent + 100))
-        sent += 100
+        send(100)
         time.sleep(0.2)
     s.kill(second)
-    s.produce(payment(n) for n in range(sent, sent + 1_000))
-    s.wait_for_rows(sent + 1_000)
+    send(1_000)
+    until(claimed, s.positions, 35)
     first.send_signal(signal.SIGTERM)
     out, err = first.communicate(timeout=30)
     assert first.returncode == 0, err
+    assert "superseded by run" in out, "it has heard of it from the ledger"
     assert json.loads(out.splitlines()[-1]) == {"event": "stopped"}
-    assert s.ids() == dict.fromkeys(range(sent + 1_000), 1)
+    found = s.ids()
+    assert set(found) == set(range(sent))
+    assert max(found.values()) == 2, "what it had written and not claimed"
 
 
-def test_both_engines_at_once(scenario: Make) -> None:
+def test_a_newer_run_beside_the_group_wins(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the partition that it has fenced. The group will never say that it is not ours, and after a while we go."""
+    monkeypatch.setattr(consumer, "FENCED_S", 5.0)
+    s = scenario(partitions=2)
+    pipeline = s.load(s.file(), "consumer")
+    s.produce(payment(n) for n in range(10))
+    with in_this_process(pipeline) as done:
+        s.wait_for_rows(10)
+        with sinks.driver_sink(pipeline) as store:
+            store.open_run([TopicPartition(s.topic, 0)])
+        s.produce(payment(n) for n in range(10, 20))
+        s.wait_for_rows(15)
+        with pytest.raises(Superseded):
+            done.result(60)
+    assert s.positions() == {0: 5, 1: 10}
+    assert s.ids() == dict.fromkeys([*range(10), *range(11, 20, 2)], 1)
+
+
+def test_a_newer_run_that_comes_while_we_begin(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same: we are a member all the same, until the group is asked in vain."""
+    monkeypatch.setattr(consumer, "FENCED_S", 3.0)
+    s = scenario(partitions=1)
+    events: list[str] = []
+
+    def begin(*_: Any, **__: Any) -> None:
+        raise Superseded("superseded by run 7: run 6 started later than it was numbered")
+
+    monkeypatch.setattr(driver.Driver, "begin", begin)
+    s.produce([payment(0)])
+    with in_this_process(s.load(s.file(), "consumer"), Observer(event=events.append)) as done:
+        until(lambda: any("waiting for the group's word" in event for event in events))
+        assert not done.done()
+        with pytest.raises(Superseded):
+            done.result(60)
+    assert s.ids() == {}
+
+
+class Shaken:
+    """The real client. While something is in hand that is not delivered, its partition goes, and comes back, between
+    the first record of a take and the rest."""
+
+    def __init__(self, attempt: Any) -> None:
+        self._attempt = attempt
+        self._client = attempt._consumer
+        self.shaken = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def consume(self, most: int, wait_s: float) -> Any:
+        if self._attempt._taken and not self.shaken:
+            self.shaken = True
+            ours = self._client.assignment()
+            self._attempt._on_revoke(self._client, ours)
+            self._attempt._on_assign(self._client, ours)
+        return self._client.consume(most, wait_s)
+
+
+def test_a_record_of_an_earlier_stay_is_not_taken(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything between the position and that record would be claimed unseen."""
+    made: list[Shaken] = []
+
+    class Attempt(consumer._Attempt):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(Shaken(self))
+            self._consumer = cast(Any, made[-1])
+
+    monkeypatch.setattr(consumer, "_Attempt", Attempt)
+    s = scenario(partitions=1)
+    s.produce(payment(n) for n in range(40_000))
+    s.drain(s.file(batch='interval = "1s"\nmax_records = 100_000'), "consumer")
+    assert made[0].shaken
+    assert s.ids() == dict.fromkeys(range(40_000), 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_engines_at_once(scenario: Make, kind: str) -> None:
     """By mistake. One of them may stop for it; nothing is lost or doubled."""
     s = scenario(partitions=2)
-    path = s.file()
+    path, ids = placed(s, kind)
     s.produce(payment(n) for n in range(3_000))
     running = s.start(path, *CONSUMER)
-    s.wait_for_rows(1)
+    until(lambda: claimed(s, path))
     s.produce(payment(n) for n in range(3_000, 20_000))
-    s.drain(path, "spark")
+    with suppress(Superseded):
+        s.drain(path, "spark")
     assert s.run(path, *CONSUMER).returncode == 0
     running.send_signal(signal.SIGTERM)
-    err = running.communicate(timeout=30)[1]
+    err = running.communicate(timeout=60)[1]
     assert running.returncode in (0, 13), err
-    assert s.ids() == dict.fromkeys(range(20_000), 1)
+    assert ids() == dict.fromkeys(range(20_000), 1)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +342,67 @@ def test_kill_9(scenario: Make, guarantee: str, point: str) -> None:
     lost, doubled = set(range(5_000)) - set(found), [n for n, times in found.items() if times > 1]
     assert bool(lost) == (guarantee == "at-most-once")
     assert bool(doubled) == (guarantee == "at-least-once")
+
+
+def test_all_is_told_when_nothing_more_comes(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the group, and to whoever watches; and the ledger is not read for it."""
+    asked: list[float] = []
+
+    class Spied(Store):
+        def entries(self, **given: Any) -> Any:
+            asked.append(time.monotonic())
+            return super().entries(**given)
+
+    monkeypatch.setattr("avow.sinks.postgres.Store", Spied)
+    s = scenario(partitions=2)
+    told: list[Progress] = []
+    with in_this_process(s.load(s.file(), "consumer"), Observer(progress=told.append)):
+        s.produce([payment(n) for n in range(9)] + [b"bad"])
+        until(lambda: told)
+        begun = len(asked)
+        for count in range(20, 60, 10):  # the last of these come less than a second after something was told
+            s.produce(payment(n) for n in range(count, count + 10))
+            s.wait_for_rows(count - 1)
+        until(lambda: told[-1].counts.read == 50)
+        assert (told[-1].counts.written, told[-1].counts.dead, told[-1].lag_records) == (49, 1, 0)
+        assert sum(one.offsets for one in told) == 50
+        until(lambda: positions_of(s.cluster, s.name) == s.positions() == {0: 25, 1: 25})
+        assert len(asked) == begun
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_an_idle_pipeline_into_kafka_keeps_its_positions(
+    scenario: Make, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Kafka forgets those that nobody writes anew."""
+    s = scenario(partitions=1)
+    path, _ = placed(s, "kafka")
+    s.produce([payment(0)])
+    s.drain(path, "consumer")
+    monkeypatch.setattr(driver, "KEEP_EVERY_S", 0.5)
+    monkeypatch.setattr(kafka_store, "AGE_MAX_MS", 0)
+
+    def kept() -> Kept:
+        with kafka_store.Store(s.load(path)) as store:
+            (found,) = store.kept().values()
+        return found
+
+    run = kept().entry.run
+    with in_this_process(s.load(path, "consumer")) if engine == "consumer" else on_spark(s, path):
+        until(lambda: kept().entry.run > run)
+        begun = time.time()
+        until(lambda: kept().at_ms > (begun + 3) * 1000, kept)  # by then it is idle
+
+
+def test_it_stops_soon_while_kafka_is_away(scenario: Make, healthy: Cluster) -> None:
+    s = scenario(partitions=2)
+    running = s.start(s.file(), *CONSUMER)
+    s.produce(payment(n) for n in range(100))
+    s.wait_for_rows(100)
+    for broker in healthy.brokers():
+        broker.pause()
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 0, "it took minutes"
 
 
 def test_a_connection_that_the_server_ends_is_tried_again(scenario: Make) -> None:

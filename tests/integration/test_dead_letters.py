@@ -62,6 +62,10 @@ def test_list_and_show(buried: tuple[Scenario, Path]) -> None:
     assert [letter["offset"] for letter in found["letters"]] == [12, 13, 14]
     assert found["by_reason"][0]["count"] == 3
     assert avow(s, "list", str(path), "--until", "2020-01-01").output == "no dead letters\n"
+    for text in ("$1", "$2", "$3", "' OR true --", "$1 OR reason <> $2"):
+        for option in ("--reason", "--topic"):
+            none = avow(s, "list", str(path), option, text)
+            assert none.output == "no dead letters\n", f"what was typed is a text: {option} {text}"
     one = avow(s, "show", str(path), s.topic, "0", "12")
     assert one.exit_code == 0, one.output
     assert '"id": 12' in one.output

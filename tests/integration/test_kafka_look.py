@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.cimpl import NewTopic
 
+from avow.cli import main
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
 
-def avow(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "avow", *arguments, "--brokers", cluster.bootstrap],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "160"},
-        check=False,
-    )
+def avow(cluster: Cluster, *arguments: str, **env: str) -> Result:
+    runner = CliRunner(env={"COLUMNS": "160", "AVOW_BROKERS": cluster.bootstrap, **env})
+    return runner.invoke(main, arguments)
 
 
 def told(cluster: Cluster, *arguments: str) -> list[dict[str, Any]]:
     done = avow(cluster, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
@@ -50,15 +45,22 @@ def test_topics(cluster: Cluster, make_topic: Callable[..., str]) -> None:
     for number in range(10):
         producer.produce(topic, b"x", partition=number % 2)
     assert producer.flush(30) == 0
-    assert {"name": topic, "partitions": 2} in told(cluster, "topics")
     (found,) = told(cluster, "topics", topic)
+    sizes = [part["bytes"] for part in found["partitions"]]
+    assert min(sizes) > 0
+    assert found["bytes"] == sum(sizes)
+    assert found["replica_bytes"] == 3 * sum(sizes), "each of three replicas has all of it"
+    assert {
+        **{"name": topic, "partitions": 2, "replicas": 3, "in_sync": 3, "under_replicated": 0},
+        **{"under_min_in_sync": 0, "without_leader": 0, "replica_bytes": 3 * sum(sizes)},
+    } in told(cluster, "topics")
     assert (found["offsets"], found["under_replicated"], found["config"]) == (10, 0, {"retention.ms": "3600000"})
     assert [part["end"] for part in found["partitions"]] == [5, 5]
     assert all(sorted(part["in_sync"]) == [1, 2, 3] for part in found["partitions"])
     shown = avow(cluster, "topics", topic).stdout
     assert "retention.ms = 3600000" in shown
     missing = avow(cluster, "topics", "nowhere")
-    assert missing.returncode == 4
+    assert missing.exit_code == 4
     assert "nowhere is not at" in missing.stderr
 
 
@@ -89,10 +91,17 @@ def test_lag_counts_neither_markers_nor_open_transactions(cluster: Cluster, make
     (one,) = told(cluster, "lag", group)
     assert (one["records"], one["stable_end"]) == (0, 6)
     assert "a transaction is open" in one["note"]
+    shown = avow(cluster, "topics", topic).stdout
+    assert f"{topic}/0: from offset 6, by transactional.id lag-{topic} (producer " in shown
+    assert "open; Kafka aborts it after 60 s" in shown
     producer.abort_transaction(30)
     (one,) = told(cluster, "lag", group)
     assert (one["records"], one["note"]) == (0, ""), "aborted records are nobody's lag"
     assert f"{topic}/0" in avow(cluster, "lag", group).stdout
+    missing = avow(cluster, "lag", f"{group}-typo")
+    assert missing.exit_code == 4
+    assert f"there is no group {group}-typo" in missing.stderr
+    assert avow(cluster, "groups", f"{group}-typo").exit_code == 4
 
 
 def test_groups(cluster: Cluster, make_topic: Callable[..., str]) -> None:
@@ -115,3 +124,58 @@ def test_groups(cluster: Cluster, make_topic: Callable[..., str]) -> None:
     assert group in {one["name"] for one in told(cluster, "groups")}
     (found,) = told(cluster, "groups", group)
     assert [lag["position"] for lag in found["positions"]] == [0]
+
+
+def test_what_has_no_leader_does_not_hide_the_rest(healthy: Cluster) -> None:
+    topic, group = f"t-{uuid4().hex[:12]}", f"g-{uuid4().hex[:8]}"
+    client = metadata.admin(healthy.bootstrap)
+    placed = NewTopic(topic, 2, replica_assignment=[[1], [3]], config={"min.insync.replicas": "2"})
+    client.create_topics([placed], operation_timeout=30)[topic].result()
+    producer = Producer({"bootstrap.servers": healthy.bootstrap, "acks": 1}, logger=metadata.QUIET)
+    for partition in range(2):
+        producer.produce(topic, b"x", partition=partition)
+    assert producer.flush(30) == 0
+    positions = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, n, 0) for n in range(2)])
+    client.alter_consumer_group_offsets([positions])[group].result()
+    healthy.part("broker-3").kill()
+    deadline = time.monotonic() + 60
+    while all(one.leader >= 0 for one in metadata.view(client).partitions if one.topic == topic):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    (found,) = told(healthy, "topics", topic)
+    assert [(part["leader"] < 0, part["earliest"], part["end"]) for part in found["partitions"]] == [
+        (False, 0, 1),
+        (True, None, None),
+    ]
+    assert (found["offsets"], found["under_min_in_sync"], found["min_in_sync"]) == (1, 2, 2)
+    assert "fewer replicas in sync than min.insync.replicas = 2" in avow(healthy, "topics", topic).stdout
+    (listed,) = (one for one in told(healthy, "topics") if one["name"] == topic)
+    assert (listed["replicas"], listed["under_min_in_sync"], listed["without_leader"]) == (1, 2, 1)
+    led, unled = told(healthy, "lag", group)
+    assert (led["records"], led["stable_end"]) == (1, 1)
+    assert (unled["position"], unled["records"], unled["stable_end"], unled["note"]) == (
+        0,
+        None,
+        None,
+        "it has no leader",
+    )
+    assert f"{topic}/1" in avow(healthy, "groups", group).stdout
+
+
+def test_which_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        f'name = "p"\nguarantee = "exactly-once"\n[source]\nbrokers = "{cluster.bootstrap}"\ntopics = ["t"]\n'
+        '[decode]\nformat = "raw"\n[sink]\nkind = "kafka"\ntopic = "o"\n'
+    )
+    # What the environment says is for when no option does.
+    given = avow(cluster, "topics", "--pipeline", str(file), AVOW_BROKERS="nowhere:1")
+    assert given.exit_code == 0, given.stderr
+    both = avow(cluster, "topics", "--pipeline", str(file), "--brokers", "nowhere:1")
+    assert (both.exit_code, "both say which cluster" in both.stderr) == (2, True)
+    # A client setting of its own, beside a pipeline's or without one.
+    for wrong in (["--kafka", "no.such=1"], ["--pipeline", str(file), "--kafka", "no.such=1"]):
+        refused = avow(cluster, "topics", *wrong)
+        assert (refused.exit_code, "no.such" in refused.stderr) == (2, True), refused.stderr
+    malformed = avow(cluster, "topics", "--brokers", "nowhere")
+    assert (malformed.exit_code, "is not host:port" in malformed.stderr) == (2, True)

@@ -7,21 +7,27 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.kafka_stage import Read, Stage, as_read, delivered, read
 
+from avow.audit.auditor import _Audit
 from avow.audit.kafka import KafkaReading
 from avow.engines.redrive import redrive
 from avow.errors import ConfigError, ProtocolViolation, SinkError, Superseded, TopicRecreated
 from avow.kafka import log, metadata
-from avow.ledger import Counts, OffsetRange
+from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import Cluster
+from avow.plan import load_checked
+from avow.settings import Pipeline
 from avow.sinks.base import DeadLetter, Selection
 from avow.sinks.kafka import KafkaLetters, KafkaTask, Store
 from avow.sinks.kafka import clients as kafka_clients
@@ -179,6 +185,102 @@ def test_a_kept_producer_that_was_fenced_is_noticed_at_once(stage: Make) -> None
         worker.close()
 
 
+def test_the_producers_of_a_dozen_partitions_are_kept(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = stage(partitions=12)
+    pipeline = s.pipeline()
+    s.started(pipeline)
+    made: list[log.TopicPartition] = []
+    fresh = kafka_clients.Clients.fresh
+
+    def counted(self: kafka_clients.Clients, where: log.TopicPartition) -> kafka_clients.Producing:
+        made.append(where)
+        return fresh(self, where)
+
+    monkeypatch.setattr(kafka_clients.Clients, "fresh", counted)
+    worker = kafka_clients.Clients(pipeline)
+    partitions = [log.TopicPartition(s.source, number) for number in range(12)]
+    for where in partitions * 3:
+        worker.begun(where).client.abort_transaction(30)
+    assert made == partitions
+    worker.close()
+
+
+def test_positions_settle_one_by_one(stage: Make) -> None:
+    """Two writers of whom one or the other is always about to claim: both are never at rest together."""
+    s = stage(partitions=3)
+    pipeline = s.pipeline()
+    s.started(pipeline)
+    writers, reader = kafka_clients.Clients(pipeline), kafka_clients.Clients(pipeline)
+    first, second, third = (log.TopicPartition(s.source, number) for number in range(3))
+    enough = threading.Event()
+
+    def open_one(where: log.TopicPartition) -> kafka_clients.Producing:
+        producing = writers.begun(where)
+        assert producing.last is not None
+        writers.send(producing, where, producing.last)
+        return producing
+
+    def take_turns() -> None:
+        busy, next_ = open_one(first), second
+        while not enough.wait(0.2):
+            other = open_one(next_)
+            busy.client.commit_transaction(30)
+            busy, next_ = other, first if next_ == second else second
+        busy.client.commit_transaction(30)
+
+    working = threading.Thread(target=take_turns)
+    working.start()
+    try:
+        found, left = reader.positions(30)
+        assert (sorted(found), left) == ([first, second, third], [])
+    finally:
+        enough.set()
+        working.join()
+    # One that stays open keeps only its own position back, and what another topic has in the group matters to nobody.
+    hanging = open_one(third)
+    elsewhere = TopicPartition(s.target, 0, 1)
+    hanging.client.send_offsets_to_transaction([elsewhere], writers._reader().consumer_group_metadata(), 30)
+    started = time.monotonic()
+    found, left = reader.positions(3)
+    assert (sorted(found), left) == ([first, second], [third])
+    assert 3 <= time.monotonic() - started < 30
+    with Store(pipeline) as store:
+        assert sorted(store.kept()) == [first, second, third]
+    hanging.client.abort_transaction(30)
+    writers.close()
+    reader.close()
+
+
+def test_the_coordinator_of_the_ledger_dies_and_stays_dead(stage: Make, healthy: Cluster) -> None:
+    """librdkafka's producer would wait for it to come back, beyond every time-out, and each partition has its own."""
+    s = stage(partitions=2)
+    for partition in range(2):
+        s.produce(values(20), partition=partition)
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    worker = kafka_clients.Clients(pipeline)
+
+    def handed_over(start: int) -> None:
+        for partition in range(2):
+            planned = OffsetRange(s.source, partition, start, start + 10)
+            deadline = time.monotonic() + 120
+            while True:
+                try:
+                    delivered(pipeline, run, planned, KafkaTask(pipeline, run, worker))
+                    break
+                except SinkError:  # as an engine does, which goes on from the ledger
+                    assert time.monotonic() < deadline
+                    time.sleep(0.5)
+
+    handed_over(0)
+    admin = metadata.admin(healthy.bootstrap)
+    coordinator = admin.describe_consumer_groups([s.name])[s.name].result(30).coordinator.id
+    healthy.part(f"broker-{coordinator}").kill()
+    handed_over(10)
+    assert origins(s.out()) == sorted([*range(20), *range(20)])
+    worker.close()
+
+
 def test_a_transaction_that_timed_out_is_named_and_done_again(stage: Make) -> None:
     s = stage()
     s.produce(values(100))
@@ -294,6 +396,86 @@ def test_what_the_topic_would_refuse_is_a_dead_letter(stage: Make) -> None:
     assert "message.timestamp.after.max.ms" in ahead.detail
 
 
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_a_record_without_a_key_is_no_poison_for_a_compacted_topic(stage: Make, guarantee: str) -> None:
+    s = stage(cleanup_policy="compact")
+    s.produce(values(4), keys=[b"a", None, b"", b"b"])
+    pipeline = s.pipeline(guarantee)
+    assert s.deliver(pipeline, s.started(pipeline), 0, 4).counts == Counts(4, 3, 1, 0)
+    assert origins(s.out()) == [0, 2, 3]
+    with KafkaLetters(pipeline) as letters:
+        (letter,) = letters.select(Selection(), 10)
+    assert (letter.offset, letter.value) == (1, b"value 1")
+    assert "it has no key, and a compacted topic takes none without" in letter.detail
+
+
+def test_to_look_makes_no_topic(stage: Make, cluster: Cluster) -> None:
+    s = stage()
+    s.target = f"o-{uuid4().hex[:12]}"
+    pipeline = s.pipeline()
+    with KafkaReading(pipeline) as reading:
+        assert reading.known() == {}
+    with KafkaLetters(pipeline) as letters:
+        assert letters.select(Selection(), 10) == []
+    there = metadata.admin(cluster.bootstrap).list_topics(timeout=10).topics
+    assert not {s.target, pipeline.dead_letter_topic} & there.keys()
+
+
+def test_a_dead_letter_topic_that_lets_letters_go_is_refused(stage: Make, cluster: Cluster) -> None:
+    s = stage()
+    pipeline = s.pipeline()
+    name = pipeline.dead_letter_topic
+    admin = metadata.admin(cluster.bootstrap)
+    admin.create_topics([NewTopic(name, 1)], operation_timeout=30)[name].result()
+    with Store(pipeline) as store, pytest.raises(ConfigError, match=r"has cleanup.policy = delete") as refused:
+        store.prepare()
+    assert f"--entity-name {name} --add-config cleanup.policy=compact" in refused.value.advice
+
+
+def test_a_dead_letter_topic_has_one_pipeline(stage: Make) -> None:
+    s, other = stage(), stage()
+    s.produce([b"{"])
+    shared = f'dead_letter_topic = "{s.name}.dead"'
+    first, second = (one.pipeline(sink=shared, decode='format = "json"\nschema = "id long"') for one in (s, other))
+    s.deliver(first, s.started(first), 0, 1)
+    owned = f"the dead-letter topic {s.name}.dead is pipeline {s.name}'s, which has begun to read {s.source}/0"
+    with pytest.raises(ConfigError, match=owned) as refused:
+        other.started(second)
+    assert f"{other.name}.dead-letters" in refused.value.advice
+    with KafkaLetters(second) as letters, pytest.raises(ConfigError, match=owned):
+        letters.select(Selection(), 10)
+    with pytest.raises(ConfigError, match=owned), KafkaReading(second):
+        pass
+    # What was begun before topics had an owner is still known.
+    producer = Producer({"bootstrap.servers": s.bootstrap}, logger=metadata.QUIET)
+    producer.produce(f"{s.name}.dead", b'{"topic_id": "x", "start": 3}', f"avow-began/{other.source}/0")
+    assert producer.flush(30) == 0
+    with KafkaReading(first) as reading:
+        assert reading.known()[log.TopicPartition(other.source, 0)].start == 3
+        assert reading.letters(log.TopicPartition(s.source, 0)).tolist() == [0]
+
+
+def test_a_leader_that_does_not_answer_is_no_empty_partition(stage: Make, healthy: Cluster) -> None:
+    s = stage()
+
+    class Hasty(AdminClient):
+        """Gives up on the brokers before whoever waits for it does."""
+
+        def list_offsets(self, *given: Any, **named: Any) -> Any:
+            return super().list_offsets(*given, **named | {"request_timeout": 1})
+
+    admin = Hasty({"bootstrap.servers": s.bootstrap}, logger=metadata.QUIET)
+
+    def ends() -> dict[int, int]:
+        return kafka_clients._offsets(admin, s.target, range(3), kafka_clients._LATEST, IsolationLevel.READ_UNCOMMITTED)
+
+    assert ends() == dict.fromkeys(range(3), 0)
+    for broker in healthy.brokers():
+        broker.pause()
+    with pytest.raises(SinkError, match="Timed out"), kafka_clients.as_ours("the reading"):
+        ends()
+
+
 def test_a_record_of_twenty_megabytes(stage: Make, cluster: Cluster) -> None:
     s = stage(max_message_bytes="30000000")
     admin = metadata.admin(cluster.bootstrap)
@@ -327,6 +509,38 @@ def test_routes_are_declared(stage: Make, cluster: Cluster) -> None:
         assert all("sink.routes" in one.detail for one in letters.select(Selection(), 10))
 
 
+def test_a_mirror_over_a_pattern_does_not_read_its_own_output(stage: Make, cluster: Cluster) -> None:
+    s = stage()
+    admin = metadata.admin(cluster.bootstrap)
+    first, second = f"{s.name}-in-1", f"{s.name}-in-2"
+    mirror = 'topic = "copy.{_kafka_topic}"'
+
+    def declared(pattern: str, sink: str) -> Pipeline:
+        path = s.file(sink=sink)
+        path.write_text(path.read_text().replace(f'topics = ["{s.source}"]', f"topics_pattern = '{pattern}'"))
+        return load_checked(path)
+
+    admin.create_topics([NewTopic(first, 2, 2, config=KEPT)], operation_timeout=30)[first].result()
+    reads_itself = declared(f".*{s.name}-in-.*", mirror)
+    with Store(reads_itself) as store, pytest.raises(ConfigError, match=f"copy.{first} matches source.topics_pattern"):
+        store.prepare()
+    with pytest.raises(ConfigError, match=r"'.*-in-copy' is read by this pipeline too"):
+        declared(f"{s.name}.*", f'topic = "{s.name}-in-copy"')
+    # A topic that comes later gets its output when its first position is written, as the others have theirs.
+    pipeline = declared(f"{s.name}-in-.*", mirror)
+    with Store(pipeline) as store:
+        store.prepare()
+        store.prepare_table(pipeline.decode.columns.fields, rest=False)
+        run = store.open_run()
+        admin.create_topics([NewTopic(second, 3, 1, config=KEPT)], operation_timeout=30)[second].result()
+        store.adopt({log.TopicPartition(second, 0): Entry(0, "id", run)})
+    made: defaultdict[str, list[int]] = defaultdict(list)
+    for one in metadata.view(admin).partitions:
+        made[one.topic].append(len(one.replicas))
+    assert (made[f"copy.{first}"], made[f"copy.{second}"]) == ([2, 2], [2, 2, 2])
+    assert made[pipeline.dead_letter_topic] == [2], "replicated as the source's topic with the most replicas is"
+
+
 def test_switches(stage: Make) -> None:
     s = stage()
     s.produce([b"v"], keys=[b"k"], headers=[("h", b"1")])
@@ -354,6 +568,11 @@ def test_a_foreign_member_is_named(stage: Make) -> None:
     try:
         with Store(pipeline) as store, pytest.raises(ConfigError, match=r"somebody at 127\.0\.0\.1"):
             store.prepare()
+        # One that came after the run began, and commits.
+        consumer.commit(offsets=[TopicPartition(s.source, 0, 1)], asynchronous=False)
+        named = r"committed to it by somebody else; in it now: somebody at 127\.0\.0\.1"
+        with Store(pipeline) as store, pytest.raises(ConfigError, match=named):
+            store.kept()
     finally:
         consumer.close()
     with Store(pipeline) as store:
@@ -368,7 +587,7 @@ def test_an_offset_that_somebody_else_committed_is_no_position(stage: Make) -> N
     admin = metadata.admin(s.bootstrap)
     wrong = ConsumerGroupTopicPartitions(s.name, [TopicPartition(s.source, 0, 7)])
     admin.alter_consumer_group_offsets([wrong])[s.name].result()
-    with pytest.raises(ConfigError, match="committed to it by somebody else"):
+    with pytest.raises(ConfigError, match="committed to it by somebody else; nobody is in it now"):
         s.deliver(pipeline, run, 0, 10)
     with Store(pipeline) as store, pytest.raises(ConfigError, match="committed to it by somebody else"):
         store.open_run()
@@ -444,14 +663,60 @@ def test_an_audit_leaves_aside_what_is_claimed_while_it_looks(stage: Make) -> No
 def test_an_audit_sees_what_no_claim_covers(stage: Make) -> None:
     s = stage()
     s.produce(values(500))
-    path = s.file("at-least-once")
-    pipeline = s.pipeline("at-least-once")
+    # What the child leaves open is waited for.
+    file = ("at-least-once", '[sink.kafka]\n"transaction.timeout.ms" = 2000')
+    path, pipeline = s.file(*file), s.pipeline(*file)
     child = s.child(path, s.started(pipeline), 0, 500, "between")
     child.communicate(timeout=60)
     where = log.TopicPartition(s.source, 0)
     with KafkaReading(pipeline) as reading:
         assert reading.known()[where].entry.position == 0
         assert audited_offsets(reading, where) == list(range(500))
+
+
+def test_an_audit_names_who_holds_a_transaction_open(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = stage()
+    s.produce(values(5))
+    pipeline = s.pipeline("exactly-once", '[sink.kafka]\n"transaction.timeout.ms" = 1000')
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 5)
+
+    def opened(topic: str) -> Producer:
+        producer = Producer(
+            {"bootstrap.servers": s.bootstrap, "transactional.id": f"other-{topic}"}, logger=metadata.QUIET
+        )
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(topic, b"x", partition=0)
+        producer.flush(30)
+        return producer
+
+    upstream = opened(s.source)
+    with KafkaReading(pipeline) as reading, log.Log(pipeline.source, s.name) as there:
+        auditing = _Audit(pipeline, lambda: pytest.fail("no Spark is needed"), lambda _: None, reading, there)
+        (examined,) = auditing._examined(reading.known()).examined.values()
+    assert "a transaction is open at offset 5, and 1 offsets from there on wait" in examined.notes[0]
+    assert f"It is held by transactional.id other-{s.source} (producer " in examined.notes[0]
+    upstream.abort_transaction(30)
+    monkeypatch.setattr(kafka_clients, "ENDS_S", 1)
+    aside = opened(s.target)
+    hanging = (
+        f"hanging-transaction: .* {s.target}/0 and does not end: from offset .*, by transactional.id other-{s.target}"
+    )
+    with pytest.raises(SinkError, match=hanging):
+        KafkaReading(pipeline)
+    aside.abort_transaction(30)
+    # And in the ledger, where the id is the pipeline's own.
+    worker = kafka_clients.Clients(pipeline)
+    worker.timeout_ms = 60_000  # else Kafka might end it meanwhile
+    where = log.TopicPartition(s.source, 0)
+    producing = worker.begun(where)
+    assert producing.last is not None
+    worker.send(producing, where, producing.last)
+    with Store(pipeline) as store, pytest.raises(SinkError, match=f"hanging-transaction: .*id {s.name}/{s.source}/0"):
+        store.kept(stable=True)
+    producing.client.abort_transaction(30)
+    worker.close()
 
 
 # Java's own partitioner, by its published vectors (org.apache.kafka.common.utils.UtilsTest).
@@ -479,14 +744,14 @@ def test_a_python_transform_gives_json_with_the_records_own_key_and_headers(stag
     s.produce(given, keys=[b"\xff%d" % n for n in range(10)], headers=[("h", b"\x00")])
     pipeline = s.pipeline(
         decode='format = "json"\nschema = "id long not null, amount double"',
-        more='[transform]\npython = "tests.transforms:even_with_cents"',
+        more='[transform]\npython = "tests.transforms:with_a_header"',
     )
     run = s.started(pipeline)
     assert s.deliver(pipeline, run, 0, 10).counts == Counts(10, 5, 0, 5)
     found = {one.key: one for one in s.out()}
     assert found.keys() == {b"\xff%d" % n for n in range(0, 10, 2)}
     assert json.loads(found[b"\xff4"].value or b"") == {"id": 4, "amount": 1.0, "cents": 100}
-    assert found[b"\xff4"].headers[0] == ("h", b"\x00")
+    assert found[b"\xff4"].headers[:2] == [("h", b"\x00"), ("cents", b"100")]
 
 
 def test_an_output_on_another_cluster(stage: Make) -> None:

@@ -6,34 +6,54 @@ No Kafka and no Spark: see ``fix_sinks``. What must survive a kill -9 runs in a 
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from click.testing import CliRunner, Result
+from deltalake import DeltaTable, TableFeatures
 from deltalake import Field as DeltaField
+from deltalake import Schema as DeltaSchema
 from deltalake.schema import PrimitiveType
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitStateUnknownException, RESTError, ServiceUnavailableError
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
 from tests.fix_sinks import Bench, Runner, iceberg_table, overwrite_lake, record
 
 from avow import sinks
+from avow.audit.table import open_reading
+from avow.cli import main
 from avow.engines.redrive import Redriven, redrive
 from avow.errors import ConfigError, SinkError, Superseded
 from avow.guarantee import Act
-from avow.ledger import Counts
+from avow.kafka.log import TopicPartition
+from avow.ledger import Counts, Entry
+from avow.schema import parse
 from avow.sinks.base import CommittingSink, Selection
+from avow.sinks.delta import log
+from avow.sinks.delta import table as delta_table
+from avow.sinks.iceberg import table as iceberg_format
+from avow.sinks.iceberg.table import IcebergFormat
+from avow.sinks.lake import book as books
 from avow.sinks.lake import driver
 from avow.sinks.lake import redrive as redriving
+from avow.sinks.lake.files import place
 from avow.sinks.lake.upkeep import compact, orphans
 
 KINDS = ["delta", "iceberg"]
@@ -53,9 +73,16 @@ def data_files(b: Bench) -> set[Path]:
 # Others at work on the table. Our positions survive, and nothing is doubled or lost.
 
 
-def clean_up(table: DeltaTable) -> None:
+def clean_up(path: Path) -> None:
+    """So that the log lets go of all versions but the newest."""
+    table = DeltaTable(path)
+    for told in ({"delta.logRetentionDuration": "interval 1 hours"}, {"their.own": "x"}):
+        table.alter.set_table_properties(told, raise_if_not_exists=False)
     table.create_checkpoint()
+    for file in path.glob("_delta_log/*"):
+        os.utime(file, (time.time() - 7 * 86_400,) * 2)
     table.cleanup_metadata()
+    assert [int(file.stem) for file in path.glob("_delta_log/*.json")] == [table.version()]
 
 
 def others(b: Bench) -> dict[str, Callable[[], object]]:
@@ -67,7 +94,7 @@ def others(b: Bench) -> dict[str, Callable[[], object]]:
             "set property": lambda: DeltaTable(b.path).alter.set_table_properties(
                 {"their.own": "x"}, raise_if_not_exists=False
             ),
-            "clean-up": lambda: clean_up(DeltaTable(b.path)),
+            "clean-up": lambda: clean_up(b.path),
             "vacuum": lambda: DeltaTable(b.path).vacuum(0, dry_run=False, enforce_retention_duration=False),
         }
     table = iceberg_table(b.folder, b.table)
@@ -117,6 +144,42 @@ def test_others_between_two_batches_and_before_a_commit(bench: Make, kind: str, 
     assert b.ids() == [n for n in range(7) if n not in gone]
 
 
+def test_a_change_of_no_row_on_an_old_version(b: Bench) -> None:
+    """The library commits nothing then, and somebody else's commit is not taken for ours."""
+    with by_key(b) as run:
+        run.deliver({0: [record(0)]})
+        work, staged = run.stage({0: [None]}, keys={0: [b"77"]})
+        others(b)["set property"]()
+        run.commit(work, staged)
+        assert (run.position(), run.counts()) == (2, Counts(2, 2))
+    assert b.ids() == [0]
+
+
+def test_the_ledger_of_a_delta_table_is_read_in_one_pass(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a checkpoint, on one and behind one, it is what the driver keeps and what the library reads."""
+    b = bench("delta")
+    with b.run(partitions=2) as run:
+        for number in range(42):
+            run.deliver({0: [record(number), b"bad"], 1: [record(number)]})
+            table, _ = sinks.lake_tables(run.pipeline)
+            table.load()
+            assert table.book().entries() == run.entries()
+    folder, newest = place(str(b.path), {}).under("_delta_log"), DeltaTable(b.path)
+    assert len(list(b.path.glob("_delta_log/*.checkpoint.parquet"))) == 2
+    told = log.transactions(folder, newest.version())
+    assert told is not None
+    assert len(told) == 3 + 2 * 7, "the run, the newest run, the version, and seven of each partition"
+    assert told == {app: newest.transaction_version(app) for app in told}
+    assert log.transactions(folder, 3) is None, "the newest checkpoint is a later one"
+    with b.run(member=[0]) as member:
+        table.load()
+        assert table.book().owners() == {TopicPartition("records", 0): member.number}
+    monkeypatch.setattr(log, "transactions", lambda *_: None)
+    other, _ = sinks.lake_tables(run.pipeline)
+    other.load()
+    assert other.book() == table.book(), "fences are among what the library is asked for"
+
+
 def test_the_same_range_by_two_drivers(b: Bench) -> None:
     """Both have staged it from the same position. One wins; the other is told."""
     with b.run(partitions=1) as first:
@@ -128,6 +191,88 @@ def test_the_same_range_by_two_drivers(b: Bench) -> None:
             first.commit(work, staged)
     assert b.ids() == [0]
     assert len(b.letters()) == 1
+
+
+@pytest.mark.parametrize("delivers", [False, True])
+@pytest.mark.parametrize("before", ["letters", "rows"])
+def test_a_member_that_wakes_up_when_another_has_its_partition(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, before: str, delivers: bool
+) -> None:
+    """It stood still before a commit. The other took back what it had buried, and may have delivered the rest as well.
+    Offset 2 is good for that one, as with another schema."""
+    zombie, real = b.run(member=[0, 1]), driver._commit
+    zombie.deliver({1: [record(10)]})
+    work, staged = zombie.stage({0: [record(0), b"bad", b"bad"], 1: [b"bad"]})
+    others: list[Runner] = []
+
+    def woken(table: Any, *more: Any) -> None:
+        at = "letters" if table.shown.endswith("_dead_letters") else "rows"
+        if at == before and not others:
+            monkeypatch.undo()
+            others.append(b.run(member=[0]))
+            if delivers:
+                others[0].deliver({0: [record(0), b"bad", record(2)]})
+        real(table, *more)
+
+    monkeypatch.setattr(driver, "_commit", woken)
+    with pytest.raises(Superseded):
+        zombie.commit(work, staged)
+    (other,) = others
+    if not delivers:
+        other.deliver({0: [record(0), b"bad", record(2)]})
+    with b.run(member=[1]) as last:
+        last.deliver({1: [b"bad"]})
+        other.deliver({0: [record(3)]})  # beside it
+        assert (other.position(0), other.position(1), other.counts()) == (4, 2, Counts(6, 4, 2))
+    assert b.ids() == [0, 2, 3, 10]
+    assert [letter[:2] for letter in b.letters()] == [(0, 1), (1, 1)]
+
+
+def test_a_first_position_by_two_members(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both were given the partition before it had a position. The older one writes that first, and buries."""
+    (older, newer), where = [b.run(member=[]) for _ in range(2)], TopicPartition("records", 0)
+    for run in (older, newer):
+        run.number = run.store.open_run([where])
+    older.store.adopt({where: Entry(0, "id", older.number)})
+    work, staged = older.stage({0: [record(0), b"bad"]})
+    real = driver._commit
+
+    def late(table: Any, *more: Any) -> None:
+        if not table.shown.endswith("_dead_letters"):
+            monkeypatch.undo()
+            newer.store.adopt({where: Entry(0, "id", newer.number)})
+        real(table, *more)
+
+    monkeypatch.setattr(driver, "_commit", late)
+    with pytest.raises(Superseded):
+        older.commit(work, staged)
+    assert b.letters() == []
+    newer.deliver({0: [record(0), b"bad"]})
+    assert (b.ids(), len(b.letters())) == ([0], 1)
+
+
+def test_a_table_of_an_older_avow(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one fence for all partitions, and no other."""
+    if b.kind == "delta":
+        numbers = delta_table.DeltaFormat._as_numbers
+        new = ("/newest", "/owner")
+        told = lambda *args: {app: n for app, n in numbers(*args).items() if not app.endswith(new)}  # noqa: E731
+        monkeypatch.setattr(delta_table.DeltaFormat, "_as_numbers", told)
+    else:
+        old, to_json = ("run", "redrives", "held"), books.to_json
+        said = lambda book: json.dumps({name: json.loads(to_json(book))[name] for name in old})  # noqa: E731
+        monkeypatch.setattr(books, "to_json", said)
+    with b.run() as before:
+        before.deliver({0: [record(0), b"bad"], 1: [record(10)]})
+        monkeypatch.undo()
+        with b.run(member=[0]) as member:
+            assert (member.number, member.position(), member.counts()) == (2, 2, Counts(3, 2, 1))
+            member.deliver({0: [record(2)]})
+            before.deliver({1: [b"bad"]})  # nobody has taken this partition from it
+            with pytest.raises(Superseded, match="superseded by run 2"):
+                before.deliver({0: [record(3)]})
+    assert b.ids() == [0, 2, 10]
+    assert [letter[:2] for letter in b.letters()] == [(0, 1), (1, 1)]
 
 
 # Lost answers.
@@ -164,6 +309,51 @@ def test_a_lost_answer(b: Bench, guarantee: str, which: Act) -> None:
     assert b.ids() == ([0, 0, 1, 1] if guarantee == "at-least-once" and failed else [0, 1])
 
 
+class ClientError(Exception):
+    """Like botocore's: with no root but Python's own."""
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "not taken"])
+@pytest.mark.parametrize("error", [CommitStateUnknownException, ServiceUnavailableError, RESTError, ClientError])
+def test_a_catalog_that_gives_no_sound_answer(
+    bench: Make, monkeypatch: pytest.MonkeyPatch, error: Callable[[str], Exception], taken: bool
+) -> None:
+    """As REST, Glue and others say it: each has errors of its own. Whether it was taken, the table says."""
+    b = bench("iceberg")
+    real = SqlCatalog.commit_table
+
+    def failing(*given: Any) -> Any:
+        if taken:
+            real(*given)
+        raise error("no sound answer")
+
+    def away(*_: Any) -> Any:
+        raise error("away")
+
+    outcome: AbstractContextManager[Any] = nullcontext() if taken else pytest.raises(SinkError, match="no sound answer")
+    with b.run(partitions=1) as run:
+        work, staged = run.stage({0: [record(0)]})
+        with monkeypatch.context() as patched, outcome:
+            patched.setattr(SqlCatalog, "commit_table", failing)
+            run.commit(work, staged)
+        run.commit(work, staged)
+        with monkeypatch.context() as patched:
+            patched.setattr(SqlCatalog, "load_table", away)
+            with pytest.raises(SinkError, match="away"):
+                run.store.look()
+        assert (run.position(), run.counts()) == (1, Counts(1, 1))
+    assert b.ids() == [0]
+
+
+def test_a_catalog_that_is_away_may_come_back(bench: Make) -> None:
+    b = bench("iceberg")
+    rest = '{ type = "rest", uri = "http://127.0.0.1:1" }'
+    for catalog, kind in ((rest, SinkError), ('{ type = "nope", uri = "x" }', ConfigError)):
+        b.sink = lambda *_, catalog=catalog: f'kind = "iceberg"\ntable = "a.t"\ncatalog = {catalog}'  # type: ignore[method-assign]
+        with sinks.driver_sink(b.pipeline()) as store, pytest.raises(kind):
+            store.prepare()
+
+
 # Crashes.
 
 CRASHING = """
@@ -171,6 +361,7 @@ import os, signal, sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from avow.plan import load_checked
+from avow.sinks.delta import log
 from avow.sinks.lake import driver
 from tests.fix_sinks import Runner, record
 point = sys.argv[2]
@@ -291,26 +482,76 @@ def test_three_drivers_killed_at_random(b: Bench) -> None:
 def test_positions_that_are_missing_where_rows_are(b: Bench) -> None:
     with b.run(partitions=1) as run:
         run.deliver({0: [record(0), record(1)]})
-    other = Bench(b.kind, b.folder)
-    other.table = b.table
-    with pytest.raises(ConfigError, match="has rows of records/0 from offset 0 on, and no position"):
-        other.run(partitions=1)
+    where = TopicPartition("records", 0)
+
+    def begin(position: int, start: object = "latest") -> Runner:
+        other = Bench(b.kind, b.folder)
+        other.table = b.table
+        pipeline = other.pipeline()
+        source = pipeline.source.model_copy(update={"start": start})
+        run = other.run(pipeline.model_copy(update={"source": source}), partitions=0)
+        run.store.adopt({where: Entry(position, "id", run.number)})
+        return run
+
+    for position, start in [(0, "earliest"), (1, {"records": {0: 1}}), (100, "latest"), (100, {"records": {1: 100}})]:
+        with pytest.raises(ConfigError, match=f"up to offset 1, and no position .* begin at offset {position}"):
+            begin(position, start)
+    begin(100, {"records": {0: 100}}).deliver({0: [record(100)]})
+    begin(101).deliver({0: [record(101)]})
+    assert b.ids() == [0, 1, 100, 101]
 
 
-def test_a_table_that_went_back_is_refused(b: Bench) -> None:
-    with b.run(partitions=1) as run:
-        for number in range(3):
-            run.deliver({0: [record(number)]})
+def go_back(b: Bench, suffix: str = "") -> None:
+    """Somebody takes back the last commit to a table."""
     if b.kind == "delta":
-        table = DeltaTable(b.path)
+        table = DeltaTable(f"{b.path}{suffix}")
         table.restore(table.version() - 1)
     else:
-        iceberg = iceberg_table(b.folder, b.table)
+        iceberg = iceberg_table(b.folder, f"{b.table}{suffix}")
         newest = iceberg.current_snapshot()
         assert newest
         assert newest.parent_snapshot_id
         iceberg.manage_snapshots().set_current_snapshot(newest.parent_snapshot_id).commit()
-    with pytest.raises(ConfigError, match="went back behind its positions"):
+
+
+@pytest.mark.parametrize("suffix", ["", "_dead_letters"])
+def test_a_table_that_went_back_is_refused(b: Bench, suffix: str) -> None:
+    with b.run(partitions=1) as run:
+        for number in range(2):
+            run.deliver({0: [record(number), b"bad"]})
+    go_back(b, suffix)
+    for again in (lambda: b.run(partitions=1), lambda: redrive(wider(b), Selection(), no_spark)):
+        with pytest.raises(ConfigError, match=f"{b.table}{suffix} went back behind its positions"):
+            again()
+
+
+@pytest.mark.parametrize(("suffix", "looked"), [("", False), ("", True), ("_dead_letters", False)])
+def test_a_table_that_goes_back_under_a_run_is_refused(b: Bench, suffix: str, looked: bool) -> None:
+    with b.run(partitions=1) as run:
+        for number in range(2):
+            run.deliver({0: [record(number), b"bad"]})
+        staged = run.stage({0: [record(2), b"bad"]})
+        go_back(b, suffix)
+        if looked:
+            run.store.look()  # the version that has gone back is at hand, and no commit on it is refused
+        with pytest.raises(ConfigError, match=f"{b.table}{suffix} went back behind its positions"):
+            run.commit(*staged)
+    with pytest.raises(ConfigError, match=f"{b.table}{suffix} went back behind its positions"):
+        b.run(partitions=1)
+
+
+def test_dead_letters_that_are_gone(b: Bench) -> None:
+    with b.run(partitions=1) as run:
+        run.deliver({0: [record(0), b"bad"]})
+    if b.kind == "delta":
+        shutil.rmtree(f"{b.path}_dead_letters")
+    else:
+        table = iceberg_table(b.folder, f"{b.table}_dead_letters")
+        table.catalog.drop_table(table.name())
+    with pytest.raises(ConfigError, match="_dead_letters is gone, and with it 1 dead letters that table"):
+        b.run(partitions=1)
+    assert sinks.lake_tables(b.pipeline())[1].create(driver.GRAVES)
+    with pytest.raises(ConfigError, match="_dead_letters was made anew, and with it 1 dead"):
         b.run(partitions=1)
 
 
@@ -326,6 +567,33 @@ def test_a_table_that_does_not_fit_is_refused_with_every_difference(b: Bench) ->
     assert "column 'id' is int64, and string is needed" in text
     assert "column 'account' must have a value, and the pipeline's may be null" in text
     assert "column 'note' (string) is missing" in text
+
+
+def test_parts_that_must_have_a_value(b: Bench) -> None:
+    """A file with a null there would break what the table says of itself."""
+    told = "id long not null, tags array<string>, kept map<string, long>, deep struct<x: int, y: int not null>"
+    with b.run(b.pipeline(schema=told), partitions=1):
+        pass
+    table, _ = sinks.lake_tables(b.pipeline(schema=told))
+    table.load()
+    strict = [
+        pa.field("tags", pa.list_(pa.field("element", pa.string(), nullable=False))),
+        pa.field("kept", pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))),
+        pa.field("deep", pa.struct([pa.field(name, pa.int32(), nullable=False) for name in "xy"])),
+    ]
+    theirs = table.schema()
+    for one in strict:
+        theirs = theirs.set(theirs.get_field_index(one.name), one)
+    other = Bench(b.kind, b.folder)
+    if b.kind == "delta":
+        DeltaTable.create(other.path, DeltaSchema.from_arrow(theirs))
+    else:
+        iceberg_table(b.folder, b.table).catalog.create_table(f"lake.{other.table}", theirs)
+    with pytest.raises(ConfigError) as caught:
+        other.run(other.pipeline(schema=told), partitions=1)
+    lines = [line.strip() for line in str(caught.value).splitlines()[1:]]
+    wrong = "must have a value, and the pipeline's may be null"
+    assert lines == [f"column '{path}' {wrong}" for path in ("tags.element", "kept.value", "deep.x")]
 
 
 def test_added_columns_follow_the_declared_policy(b: Bench) -> None:
@@ -345,19 +613,42 @@ def test_added_columns_follow_the_declared_policy(b: Bench) -> None:
         ("delta.setTransactionRetentionDuration", "interval 7 days", "would forget our positions"),
         ("delta.constraints.positive", "id > 0", "is a constraint"),
         ("delta.enableChangeDataFeed", "true", "hangeDataFeed"),
+        ("delta.checkpointPolicy", "v2", "needs the feature v2Checkpoint"),
     ],
 )
 def test_what_delta_could_not_keep_is_refused_by_name(bench: Make, name: str, value: str, why: str) -> None:
     b = bench("delta")
-    with b.run(partitions=1):
-        pass
-    alter = DeltaTable(b.path).alter
-    if name.startswith("delta.constraints"):
-        alter.add_constraint({"positive": value})
-    else:
-        alter.set_table_properties({name: value}, raise_if_not_exists=False)
+    with b.run(partitions=1) as run:
+        run.deliver({0: [record(1)]})
+        staged = run.stage({0: [record(2)]})
+        alter = DeltaTable(b.path).alter
+        if name.startswith("delta.constraints"):
+            alter.add_constraint({"positive": value})
+        elif name == "delta.checkpointPolicy":
+            alter.add_feature(TableFeatures.V2Checkpoint, allow_protocol_versions_increase=True)
+        else:
+            alter.set_table_properties({name: value}, raise_if_not_exists=False)
+        with pytest.raises(ConfigError, match=why):
+            run.commit(*staged)
     with pytest.raises(ConfigError, match=why):
         b.run(partitions=1)
+    assert len(DeltaTable(b.path).file_uris()) == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "dedupe", "upsert"])
+def test_another_partitioning_is_refused_under_a_run(bench: Make, mode: str) -> None:
+    """Each file says by which partitioning its rows were put, and readers believe it."""
+    b = bench("iceberg")
+    lines = [f'mode = "{mode}"', *(['key = ["id"]'] if mode != "append" else [])]
+    with b.run(b.pipeline("exactly-once", *lines), partitions=1) as run:
+        run.deliver({0: [record(0)]})
+        with iceberg_table(b.folder, b.table).update_spec() as spec:
+            spec.add_identity("account")
+        run.deliver({0: [record(1)]})  # on the version before, and put as that one says
+        with pytest.raises(ConfigError, match="it is partitioned by identity:account, and"):
+            run.deliver({0: [record(2)]})
+    assert b.ids() == [0, 1]
+    assert iceberg_table(b.folder, b.table).scan("account = 'acc-1'").to_arrow()["id"].to_pylist() == [1]
 
 
 # By key.
@@ -404,22 +695,58 @@ def test_upsert_when_others_commit_first(b: Bench) -> None:
     assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.5, 2: 0.5, 5: 1.25, 7: 1.75}
 
 
-def test_a_renamed_column_is_not_written_anew(bench: Make) -> None:
-    """Older files have it under its old name, and it would be null afterwards."""
+@pytest.mark.parametrize("mode", ["upsert", "dedupe"])
+def test_columns_that_were_renamed_are_the_same_columns(bench: Make, mode: str) -> None:
+    """Older files have them under other names, and other columns under theirs. What is written anew keeps them."""
     b = bench("iceberg")
-    with by_key(b) as run:
-        others(b)["add column"]()
-        run.deliver({0: [record(0)]})
-        with iceberg_table(b.folder, b.table).update_schema() as update:
-            update.rename_column("theirs", "whose")
-        run.deliver({0: [record(0, amount=0.5)]})  # on the version before, and by its names
-        with pytest.raises(SinkError, match="column 'whose' was renamed"):
-            run.deliver({0: [record(0, amount=0.75)]})
-    with pytest.raises(ConfigError, match="column 'whose' was renamed"):
-        by_key(b)
-    with pytest.raises(SinkError, match="column 'whose' was renamed"):
-        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
-    assert b.rows()[0]["amount"] == 0.5
+    lines = [f'mode = "{mode}"', 'key = ["number"]']
+    old = "id long not null, spare string, deep struct<x: int, y: array<struct<z: string>>>, kept map<string, long>"
+    new = "number long not null, id string, deep struct<w: int, y: array<struct<v: string>>>, kept map<string, long>"
+    deep, kept = {"x": 1, "y": [{"z": "a"}, None]}, {"k": 1, "l": None}
+    values = [{"id": n, "spare": f"s{n}", "deep": deep if n else None, "kept": kept if n else None} for n in range(3)]
+    pipeline = b.pipeline("exactly-once", *lines[:1], 'key = ["id"]', schema=old)
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [json.dumps(value).encode() for value in values]})
+    with iceberg_table(b.folder, b.table).update_schema() as update:
+        for name, other in (("id", "number"), ("deep.x", "w"), ("deep.y.element.z", "v")):
+            update.rename_column(name, other)
+    with iceberg_table(b.folder, b.table).update_schema() as update:
+        update.rename_column("spare", "id")
+    again = [{"number": n, "id": "again"} for n in (1, 5)]
+    pipeline = b.pipeline("exactly-once", *lines, schema=new)
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [json.dumps(value).encode() for value in again]})
+        compact(sinks.lake_tables(pipeline)[0], b.name, 1 << 20)
+        run.deliver({0: [json.dumps({"number": 0, "id": "s0"}).encode()]})
+    there = {row["number"]: row for row in b.rows()}
+    texts = {0: "s0", 1: "again" if mode == "upsert" else "s1", 2: "s2", 5: "again"}
+    assert {number: row["id"] for number, row in there.items()} == texts
+    assert b.frame().height == 4
+    assert there[2]["deep"] == {"w": 1, "y": [{"v": "a"}, None]}
+    assert there[2]["kept"] == kept
+    assert (there[0]["deep"], there[0]["kept"]) == (None, None)
+
+
+@pytest.mark.parametrize("mode", ["upsert", "dedupe"])
+def test_files_that_another_writer_has_named_in_its_way(bench: Make, mode: str) -> None:
+    """As Spark's does after a compaction: file:/ and not file:///."""
+    b = bench("iceberg")
+    pipeline = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["id"]')
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [record(0), record(1)]})
+        table = iceberg_table(b.folder, b.table)
+        with table.transaction() as transaction, transaction.update_snapshot().overwrite() as exchange:
+            for task in list(table.scan().plan_files()):
+                exchange.delete_data_file(task.file)
+                theirs = Path(f"{task.file.file_path.removeprefix('file://')}.theirs.parquet")
+                theirs.write_bytes(Path(task.file.file_path.removeprefix("file://")).read_bytes())
+                other = deepcopy(task.file)
+                other[1] = f"file:{theirs}"
+                exchange.append_data_file(other)
+        run.deliver({0: [record(1, amount=0.5), record(2)]})
+    assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.5 if mode == "upsert" else 0.25, 2: 0.5}
+    with open_reading(pipeline) as reading:
+        assert sum(reading.row_counts().values()) == 3
 
 
 # Types, partitions, statistics.
@@ -447,6 +774,8 @@ def test_every_type_comes_back_as_it_was(b: Bench) -> None:
     with b.run(pipeline, partitions=1) as run:
         run.deliver({0: [every(7), b"{}", json.dumps({"n": []}).encode()]})
         assert run.counts() == Counts(3, 3), b.letters()
+    with b.run(pipeline, partitions=1):
+        pass  # what was made is taken again
     full, empty, _ = b.rows()
     assert (full["b"], full["c"], full["d"], full["e"], full["f"], full["g"]) == (-128, 32767, 7, 2**63 - 1, 0.5, -0.1)
     assert (full["h"], full["i"]) == ("x\0é𝄞" * 20, b"\0\xff")
@@ -474,6 +803,23 @@ def test_partitioning(b: Bench, by: str) -> None:
         days = {str(day) for day in frame["at_day"].to_list()}
         assert days == {"2026-01-02", "2026-01-03", "2026-01-04", "None"}
     assert len(data_files(b)) == {"account": 5, "day(at)": 7, "_kafka_partition": 2}[by]
+
+
+@pytest.mark.parametrize(
+    ("by", "wrong"),
+    [
+        ("day(at)", "at_day is the name of the day, and there is a column of that name"),
+        ("day(id)", "'id' is no timestamp"),
+        ("at", "'at' has too many values"),
+        ("tags", "'tags' is nested"),
+        ("gone", "'gone' is not a column"),
+    ],
+)
+def test_what_a_transform_gives_is_asked_whether_it_can_be_partitioned(b: Bench, by: str, wrong: str) -> None:
+    pipeline = b.pipeline("exactly-once", f'partition_by = "{by}"', more='[transform]\npython = "somebodys:own"')
+    fields = parse("id long, at timestamp, At_Day string, tags array<string>").fields
+    with sinks.driver_sink(pipeline) as store, pytest.raises(ConfigError, match=re.escape(wrong)):
+        store.prepare_table(fields, rest=False)
 
 
 def test_an_empty_text_cannot_name_a_folder(bench: Make) -> None:
@@ -527,6 +873,28 @@ def test_orphans_of_fenced_runs_are_found_and_nothing_else(b: Bench) -> None:
     assert (others / "part-0-theirs.parquet").exists()
 
 
+def test_orphans_of_members_that_were_fenced(b: Bench) -> None:
+    def found() -> list[int]:
+        return sorted(one.run for one in orphans(sinks.lake_tables(b.pipeline()), b.name))
+
+    first, second = b.run(member=[0]), b.run(member=[1])
+    first.stage({0: [record(0)]})  # and never committed
+    staged = second.stage({1: [record(10)]})
+    assert found() == [], "both may be in the middle of a batch"
+    third = b.run(member=[0])
+    assert found() == [first.number]
+    second.commit(*staged)
+    second.stage({1: [record(11)]})
+    before = second.number
+    second.begin([TopicPartition("records", 2)], shared=True)  # an older batch of its own is given up too
+    assert found() == [first.number, before]
+    for one in orphans(sinks.lake_tables(b.pipeline()), b.name):
+        one.remove()
+    second.deliver({1: [record(11)], 2: [record(20)]})
+    third.deliver({0: [record(0)]})
+    assert (b.ids(), found()) == ([0, 10, 11, 20], [])
+
+
 def test_compaction_keeps_rows_and_positions_under_a_run(b: Bench) -> None:
     pipeline = b.pipeline()
     with b.run(pipeline, partitions=2) as run:
@@ -544,29 +912,129 @@ def test_compaction_keeps_rows_and_positions_under_a_run(b: Bench) -> None:
         assert run.position() == 14
 
 
+def avow(b: Bench, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["lake", arguments[0], str(b.folder / f"{b.name}.toml"), *arguments[1:]])
+
+
+def test_the_commands(b: Bench) -> None:
+    b.pipeline()
+    assert avow(b, "clean").output == "nothing to clean\n"
+    missing = avow(b, "compact")
+    assert (missing.exit_code, "is not there" in missing.output) == (2, True), missing.output
+    with b.run(partitions=1) as run:
+        run.stage({0: [record(0)]})  # and never committed
+        for number in range(3):
+            run.deliver({0: [record(number), b"bad"]})
+        assert avow(b, "clean").output == "nothing to clean\n", "the run may still be in progress"
+    with b.run(partitions=1) as run:
+        listed = avow(b, "clean")
+        assert (listed.exit_code, listed.output.splitlines()[-1][:7]) == (0, "1 files"), listed.output
+        (file,) = json.loads(avow(b, "clean", "--json").output)["files"]
+        assert (file["run"], Path(file["path"]).stat().st_size) == (1, file["bytes"])
+        assert json.loads(avow(b, "clean", "--remove", "--json").output) == {"removed": True, "files": [file]}
+        assert not Path(file["path"]).exists()
+        assert avow(b, "clean", "--remove").output == "0 files, 0 bytes removed\n"
+        assert avow(b, "compact").output == "3 files are 1 now\n"
+        assert json.loads(avow(b, "compact", "--json").output) == {"files_before": 1, "files_after": 1}
+        run.deliver({0: [record(3)]})
+    assert (b.ids(), len(b.letters())) == ([0, 1, 2, 3], 3)
+
+
+def committing_first(monkeypatch: pytest.MonkeyPatch, first: Iterator[Callable[[], None]]) -> None:
+    """Something is committed right before each exchange of files that a compaction commits."""
+    real = IcebergFormat._has
+
+    def has(table: IcebergFormat, files: Any) -> bool:
+        found = real(table, files)
+        next(first, lambda: None)()
+        return found
+
+    monkeypatch.setattr(IcebergFormat, "_has", has)
+
+
+def test_compaction_while_a_run_commits_all_the_time(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench("iceberg")
+    with b.run(partitions=1) as run:
+        for number in range(4):
+            run.deliver({0: [record(number)]})
+        committing_first(monkeypatch, (partial(run.deliver, {0: [record(n)]}) for n in range(4, 9)))
+        done = compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        assert (done.files_before, done.files_after) == (4, 6)
+        assert len(data_files(b)) == 10, "what was merged was written once"
+        monkeypatch.setattr(iceberg_format, "EXCHANGES_MAX", 3)
+        committing_first(monkeypatch, (partial(run.deliver, {0: [record(n)]}) for n in range(9, 99)))
+        with pytest.raises(SinkError, match="3 times before us") as caught:
+            compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        assert "batch.interval" in caught.value.advice
+    assert b.ids() == list(range(12))
+
+
+def test_compaction_of_files_that_a_run_changes_meanwhile(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench("iceberg")
+    with by_key(b) as run:
+        for number in range(4):
+            run.deliver({0: [record(number)]})
+        committing_first(monkeypatch, iter([lambda: run.deliver({0: [record(2, amount=0.5)]})]))
+        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        run.deliver({0: [record(3, amount=0.5)]})
+    assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.25, 2: 0.5, 3: 0.5}
+    assert len(b.rows()) == 4
+
+
+def test_a_run_begins_and_files_are_cleaned_during_a_compaction(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compaction has written belongs to nothing then, and must not be named by its commit."""
+    b = bench("iceberg")
+    with b.run(partitions=1) as run:
+        for number in range(4):
+            run.deliver({0: [record(number)]})
+
+    def clean() -> None:
+        b.run(partitions=1).close_now()
+        for one in orphans(sinks.lake_tables(b.pipeline()), b.name):
+            one.remove()
+
+    committing_first(monkeypatch, iter([clean]))
+    assert compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20).files_after == 1
+    assert b.ids() == list(range(4))
+
+
 # Many commits.
 
 
 def test_a_commit_leaves_alone_what_came_before(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pyiceberg copies all snapshots whenever it is asked for metadata: with a thousand, for seconds."""
+    """pyiceberg copies all snapshots whenever it is asked for metadata, and writes each anew: with a thousand, for
+    seconds."""
     b = bench("iceberg")
-    copied = []
+    copied, written = [], []
+    dump = Snapshot.model_dump_json
 
     def counted(base: TableMetadata, *more: Any, **named: Any) -> TableMetadata:
         copied.append(len(base.snapshots))
         return update_table_metadata(base, *more, **named)
 
+    def noted(one: Snapshot, **named: Any) -> str:
+        written.append(one.snapshot_id)
+        return dump(one, **named)
+
     with b.run(partitions=1) as run:
+        with iceberg_table(b.folder, b.table).transaction() as transaction:
+            transaction.set_properties({"their.own": '{"snapshots":[]}'})
         for number in range(3):
             run.deliver({0: [record(number)]})
-        monkeypatch.setattr("pyiceberg.table.update_table_metadata", counted)
-        run.deliver({0: [record(3)]})
+        with monkeypatch.context() as patched:
+            patched.setattr("pyiceberg.table.update_table_metadata", counted)
+            patched.setattr(Snapshot, "model_dump_json", noted)
+            run.deliver({0: [record(3)]})
     assert copied == [1, 1]
     table = iceberg_table(b.folder, b.table)
+    assert written == [table.metadata.current_snapshot_id]
     assert len(table.metadata.snapshots) == 6, "a fence, an adoption and four batches"
-    newest = table.current_snapshot()
-    assert newest
-    assert deepcopy(newest) is newest
+    there = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
+    assert there == json.loads(table.metadata.model_dump_json())
+    other = deepcopy(table.metadata)
+    assert other == table.metadata
+    assert other.snapshots is not table.metadata.snapshots
+    assert all(ours is theirs for ours, theirs in zip(other.snapshots, table.metadata.snapshots, strict=True))
 
 
 def test_manifests_are_merged(bench: Make) -> None:
@@ -630,3 +1098,30 @@ def test_an_interrupted_redrive_is_settled(b: Bench, monkeypatch: pytest.MonkeyP
         assert run.counts() == Counts(4, 3, 1)
         run.deliver({0: [record(4)]})
     assert b.ids() == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("mode", ["append", "dedupe", "upsert"])
+def test_a_run_begins_and_files_are_cleaned_during_a_redrive(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    lines = [f'mode = "{mode}"', *(['key = ["id"]'] if mode != "append" else [])]
+    strict = b.pipeline("exactly-once", *lines)
+    lenient = strict.model_copy(update={"decode": strict.decode.model_copy(update={"unknown_fields": "ignore"})})
+    with b.run(strict, partitions=1) as run:
+        run.deliver({0: [record(0), record(1, extra=1)]})
+    real = driver.committed
+
+    def cleaned(*arguments: Any, **more: Any) -> None:
+        """Before the first of its commits: its files are there."""
+        monkeypatch.undo()
+        b.run(strict, partitions=1).close_now()
+        for one in orphans(sinks.lake_tables(strict), b.name):
+            one.remove()
+        real(*arguments, **more)
+
+    monkeypatch.setattr(redriving, "committed", cleaned)
+    with pytest.raises(SinkError, match="run 2 began meanwhile"):
+        redrive(lenient, Selection(), no_spark)
+    assert b.ids() == [0]
+    assert redrive(lenient, Selection(), no_spark) == Redriven(written=1)
+    assert (b.ids(), b.letters()) == ([0, 1], [])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.fix_sinks import TOPIC, Bench, batch, overwrite_lake, record
+from tests.fix_sinks import TOPIC, Bench, batch, iceberg_table, overwrite_lake, record
 from tests.integration.test_lake import EVERY, every
 
 from avow.audit.compare import Compared
@@ -19,6 +19,7 @@ from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.base import CommittingSink
+from avow.sinks.iceberg.table import PROPERTIES
 
 WHERE = TopicPartition(TOPIC, 0)
 Make = Callable[[str], Bench]
@@ -61,7 +62,8 @@ def test_every_type_is_the_same_to_the_audit(b: Bench) -> None:
     assert (found.tally.read, found.tally.written, found.tally.dead) == (9, 8, 1)
 
 
-def test_the_ledger_and_the_counts_that_an_audit_reads(b: Bench) -> None:
+def test_the_ledger_and_the_counts_that_an_audit_reads(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROPERTIES, "write.metadata.previous-versions-max", "2")  # a few commits for a hundred
     pipeline = b.pipeline()
     with open_reading(pipeline) as reading:
         assert reading.known() == {}
@@ -69,7 +71,8 @@ def test_the_ledger_and_the_counts_that_an_audit_reads(b: Bench) -> None:
         run.deliver({0: [record(0), b"bad", record(2)], 1: [record(100)]})
         run.deliver({0: [record(3), b"bad"]})
         with open_reading(pipeline) as reading:
-            run.deliver({0: [record(5), b"bad"]})  # later than the moment that is read
+            for number in range(5, 5 + 2 * 4, 2):  # later than the moment that is read
+                run.deliver({0: [record(number), b"bad"]})
             with open_reading(pipeline, reading.snapshot) as joined:
                 for one in (reading, joined):
                     assert one.known()[WHERE].entry.position == 5
@@ -96,6 +99,18 @@ def test_planted_anomalies_are_found(b: Bench) -> None:
         str(one.kind): [(span.start, span.until) for span in one.spans] for one in compared(pipeline, values).findings
     }
     assert found == {"lost": [(7, 9)], "duplicated": [(20, 21)], "corrupted": [(50, 51)]}
+
+
+def test_a_renamed_column_is_not_corrupted(bench: Make) -> None:
+    b = bench("iceberg")
+    with b.run(b.pipeline(schema="id long not null, mine array<string>"), partitions=1) as run:
+        run.deliver({0: [b'{"id": 0, "mine": ["a", null]}', b'{"id": 1, "mine": null}', b'{"id": 2, "mine": []}']})
+    with iceberg_table(b.folder, b.table).update_schema() as update:
+        update.rename_column("mine", "ours")
+    values: Values = [b'{"id": 0, "ours": ["a", null]}', b'{"id": 1, "ours": null}', b'{"id": 2, "ours": []}']
+    pipeline = b.pipeline(schema="id long not null, ours array<string>")
+    assert compared(pipeline, values).findings == ()
+    assert [str(one.kind) for one in compared(pipeline, [b'{"id": 0}', *values[1:]]).findings] == ["corrupted"]
 
 
 def test_what_a_spark_task_reports_is_what_the_driver_commits(b: Bench) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from urllib.error import URLError
@@ -15,10 +16,15 @@ from uuid import uuid4
 import boto3
 import polars as pl
 import pytest
-from tests.fix_sinks import Bench, Runner, record
+from deltalake import DeltaTable
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.typedef import Properties
+from tests.fix_sinks import TOPIC, Bench, Runner, record
 
 from avow import sinks
+from avow.audit.table import open_reading
 from avow.errors import Superseded
+from avow.kafka.log import TopicPartition
 from avow.ledger import Counts
 from avow.local.cluster import PortPicker
 from avow.sinks.lake.upkeep import compact, orphans
@@ -26,9 +32,20 @@ from avow.sinks.lake.upkeep import compact, orphans
 KEYS = {"aws_access_key_id": "someone", "aws_secret_access_key": "hunter2", "region_name": "us-east-1"}
 
 
+@dataclass(frozen=True)
+class Store:
+    """The server, with a bucket called lake."""
+
+    address: str
+    log: Path
+
+    def requests(self) -> int:
+        """How many it has answered so far."""
+        return self.log.read_text().count("HTTP/1.1")
+
+
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's address; it has a bucket called lake."""
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     port = PortPicker().free()
     log = (tmp_path_factory.mktemp("s3") / "log").open("wb")
     child = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log)
@@ -46,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         client = cast(Any, boto3).client("s3", endpoint_url=address, **KEYS)
         client.create_bucket(Bucket="lake")
         client.close()
-        yield address
+        yield Store(address, Path(log.name))
     finally:
         child.terminate()
         child.wait()
@@ -57,6 +74,16 @@ class S3Bench(Bench):
     def __init__(self, kind: str, folder: Path, address: str) -> None:
         super().__init__(kind, folder)
         self.address, self.root = address, f"s3://lake/{uuid4().hex[:8]}"
+        self.spelled: Callable[[str], str] = str  # how the pipeline file has an option
+        self.catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": self.root,
+            "s3.endpoint": address,
+            "s3.access-key-id": "someone",
+            "s3.secret-access-key": "hunter2",
+            "s3.region": "us-east-1",
+        }
 
     @property
     def options(self) -> dict[str, str]:
@@ -70,19 +97,10 @@ class S3Bench(Bench):
 
     def sink(self, *lines: str) -> str:
         if self.kind == "delta":
-            options = ", ".join(f'{name} = "{value}"' for name, value in self.options.items())
+            options = ", ".join(f'{self.spelled(name)} = "{value}"' for name, value in self.options.items())
             where = f'path = "{self.root}/{self.table}"\noptions = {{ {options} }}'
         else:
-            settings = {
-                "type": "sql",
-                "uri": f"sqlite:///{self.folder}/catalog.db",
-                "warehouse": self.root,
-                "s3.endpoint": self.address,
-                "s3.access-key-id": "someone",
-                "s3.secret-access-key": "hunter2",
-                "s3.region": "us-east-1",
-            }
-            told = ", ".join(f'"{name}" = "{value}"' for name, value in settings.items())
+            told = ", ".join(f'"{name}" = "{value}"' for name, value in self.catalog.items())
             where = f'table = "lake.{self.table}"\ncatalog = {{ {told} }}'
         return "\n".join([f'kind = "{self.kind}"', where, *lines])
 
@@ -98,8 +116,8 @@ class S3Bench(Bench):
 
 
 @pytest.fixture(params=["delta", "iceberg"])
-def b(request: pytest.FixtureRequest, tmp_path: Path, store: str) -> S3Bench:
-    return S3Bench(request.param, tmp_path, store)
+def b(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> S3Bench:
+    return S3Bench(request.param, tmp_path, store.address)
 
 
 def test_append_dead_letters_and_a_second_run(b: S3Bench) -> None:
@@ -112,6 +130,33 @@ def test_append_dead_letters_and_a_second_run(b: S3Bench) -> None:
         assert run.counts() == Counts(4, 3, 1)
     assert b.ids() == [0, 2, 3]
     assert b.letters() == [(0, 1, "not-json")]
+
+
+def test_other_spellings_of_the_settings(b: S3Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and log go to one store, whatever its settings are called and whoever gives them."""
+    if b.kind == "delta":
+        b.root = b.root.replace("s3:", "s3a:")
+        b.spelled = lambda name: name.removeprefix("AWS_").lower()
+    else:
+        # As a REST catalog does it: the store's settings come with the table.
+        vended = {name: value for name, value in b.catalog.items() if name.startswith("s3.")}
+        vended = {name.replace("s3.", "client.", name != "s3.endpoint"): value for name, value in vended.items()}
+        b.catalog = {name: value for name, value in b.catalog.items() if not name.startswith("s3.")}
+        b.catalog["warehouse"] = b.root.replace("s3:", "s3a:")
+
+        def handed_out(properties: Properties, location: str | None = None) -> FileIO:
+            return load_file_io({**properties, **vended}, location)
+
+        for module in ("pyiceberg.catalog", "pyiceberg.catalog.sql"):
+            monkeypatch.setattr(f"{module}.load_file_io", handed_out)
+    pipeline = b.pipeline("exactly-once", 'mode = "upsert"', 'key = ["id"]')
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [record(0), b"bad", record(2)]})
+        run.deliver({0: [record(0, amount=0.5)]})
+        assert run.counts() == Counts(4, 3, 1)
+        with open_reading(pipeline) as reading, open_reading(pipeline, reading.snapshot) as joined:
+            assert joined.row_counts() == {TopicPartition(TOPIC, 0): 2}
+    assert b.ids() == [0, 2]
 
 
 def test_two_drivers_race_and_one_wins(b: S3Bench) -> None:
@@ -129,6 +174,25 @@ def test_two_drivers_race_and_one_wins(b: S3Bench) -> None:
         with b.run(pipeline, partitions=1), pytest.raises(Superseded):
             twin.deliver({0: [record(2)]}, starts={0: 2})
     assert b.ids() == [0, 1]
+
+
+def test_what_a_commit_asks_of_the_store_does_not_grow_with_the_partitions(b: S3Bench, store: Store) -> None:
+    def asked(run: Runner) -> int:
+        staged = run.stage({partition: [record(0)] for partition in range(run.partitions)})
+        before = store.requests()
+        run.commit(*staged)
+        run.position()
+        return store.requests() - before
+
+    with b.run(partitions=12) as run:
+        first = asked(run)
+        assert max(first, asked(run)) <= 20
+        if b.kind == "delta":  # somebody else's commit is read, once
+            DeltaTable(f"{b.root}/{b.table}", storage_options=b.options).alter.set_table_properties(
+                {"their.own": "x"}, raise_if_not_exists=False
+            )
+            assert asked(run) <= 60
+        assert run.counts() == Counts(12 * run.batches, 12 * run.batches)
 
 
 def test_upkeep(b: S3Bench) -> None:

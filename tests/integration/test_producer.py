@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -206,17 +206,28 @@ def test_a_lost_acknowledgement_doubles_without_idempotence_and_not_with_it(
     client = metadata.admin(small.bootstrap)
     found: dict[str, Counter[bytes]] = {}
     ends: dict[str, Outcome] = {}
-    pairs = (("at-most-once", "leader"), ("at-least-once", "all"), ("exactly-once", "idempotent"))
+    pairs = (
+        ("at-most-once", "leader"),
+        ("at-least-once", "all"),
+        ("exactly-once", "idempotent"),
+        ("exactly-once", "transactional"),
+    )
     for guarantee, durability in pairs:
         topic = f"t-{uuid4().hex[:8]}"
         client.create_topics([NewTopic(topic, 1, 1)], operation_timeout=30)[topic].result()
-        producer = Producer(address, guarantee=guarantee, durability=durability, on_failure=id)
+        producer = Producer(address, guarantee=guarantee, durability=durability, name=topic, on_failure=id)
+
+        def send(producer: Producer, topic: str, value: bytes) -> Sending:
+            with producer.transaction() if producer.choice.transactional else nullcontext():
+                sending = producer.send(topic, value)
+                producer.flush()
+            return sending
+
         with producer:
-            producer.send(topic, b"before").wait()
+            send(producer, topic, b"before")
             lost = proxy.counts.lost_replies
             proxy.lose_replies(LostReply(SEQUENCE.encode(), SEQUENCE.encode(), topic.encode(), times=1))
-            sending = producer.send(topic, b"payment")
-            producer.flush()
+            sending = send(producer, topic, b"payment")
             assert proxy.counts.lost_replies == lost + 1, "the broker answered, and the producer did not hear it"
             proxy.heal()
         found[durability], ends[durability] = values(small.bootstrap, topic), sending.outcome
@@ -224,8 +235,8 @@ def test_a_lost_acknowledgement_doubles_without_idempotence_and_not_with_it(
     assert found["leader"] == {b"before": 1, b"payment": 1}, "at-most-once does not send again"
     assert ends["leader"] is Outcome.UNKNOWN
     assert found["all"] == {b"before": 1, b"payment": 2}
-    assert found["idempotent"] == {b"before": 1, b"payment": 1}
-    assert ends["all"] is ends["idempotent"] is Outcome.ACKNOWLEDGED
+    assert found["idempotent"] == found["transactional"] == {b"before": 1, b"payment": 1}
+    assert ends["all"] is ends["idempotent"] is ends["transactional"] is Outcome.ACKNOWLEDGED
 
 
 # Transactions and headers.
@@ -300,21 +311,24 @@ def test_a_file_is_imported_once_over_kills_and_refused_when_it_has_changed(
     command = ["produce", topic, str(lines), "--guarantee", "exactly-once", "--key", "n", "--json"]
     command += ["--brokers", cluster.bootstrap]
     slowly = [sys.executable, "-m", "avow", *command, "--transaction-lines", "1"]
-    kills = 0
-    while kills < 2:
-        child = subprocess.Popen(slowly, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
+        child = subprocess.Popen(slowly, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             before = position(cluster, topic, lines)
             eventually(lambda: child.poll() is not None or position(cluster, topic, lines) > before + 20)  # noqa: B023
-            assert child.poll() is None, "it was to be killed in the middle"
+            assert child.poll() is None, "it was to be ended in the middle"
+            child.send_signal(number)
+            out, err = child.communicate(timeout=90)
         finally:
-            child.kill()  # SIGKILL
+            child.kill()
             child.wait()
-        kills += 1
+        if number == signal.SIGINT:
+            assert (child.returncode, json.loads(out)["stopped"]) == (1, True), err
+            assert json.loads(out)["lines"] == position(cluster, topic, lines), "all that was sent is committed"
     done = avow(*command)
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["lines_before"] > 40
+    assert told["lines_before"] > 60
     assert told["lines"] == told["lines_before"] + told["acknowledged"] == 2_000
     assert values(cluster.bootstrap, topic, 2) == Counter(line.encode() for line in wanted), "each once"
 
@@ -370,24 +384,50 @@ def test_lines_of_a_stream_are_accounted_for(cluster: Cluster, make_topic: Calla
     assert len({dict(message.headers())[KEY] for message in found[1:3]}) == 2
 
 
-def test_ctrl_c_flushes_and_reports(cluster: Cluster, make_topic: Callable[..., str]) -> None:
+def test_ctrl_c_flushes_and_reports(healthy: Cluster, make_topic: Callable[..., str]) -> None:
+    """Also what nobody acknowledges any more: the brokers stand still."""
     topic = make_topic()
-    command = [sys.executable, "-m", "avow", "produce", topic, "--brokers", cluster.bootstrap]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert child.stdin
-        child.stdin.write('{"id": 1}\n{"id": 2}\n')
-        child.stdin.flush()
-        eventually(lambda: len(read_all(cluster.bootstrap, topic)) == 2)
-        os.kill(child.pid, signal.SIGINT)
-        child.wait(timeout=90)  # its standard input is still open: it was waiting for a line
-        out, err = child.communicate()
-    finally:
-        child.kill()
-        child.communicate()
-    assert out == "2 sent: 2 acknowledged, 0 failed, 0 unknown\n"
+    command = [
+        sys.executable,
+        "-m",
+        "avow",
+        "produce",
+        topic,
+        "--brokers",
+        healthy.bootstrap,
+        "--delivery-timeout",
+        "5",
+    ]
+
+    def interrupted(more: str) -> tuple[int, str, str]:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        there = len(read_all(healthy.bootstrap, topic))
+        try:
+            assert child.stdin
+            child.stdin.write('{"id": 1}\n{"id": 2}\n')
+            child.stdin.flush()
+            eventually(lambda: len(read_all(healthy.bootstrap, topic)) == there + 2)
+            if more:
+                for broker in healthy.brokers():
+                    broker.pause()
+                child.stdin.write(more)
+                child.stdin.flush()
+                time.sleep(1)
+            os.kill(child.pid, signal.SIGINT)
+            child.wait(timeout=90)  # its standard input is still open: it was waiting for a line
+            return child.returncode, *child.communicate()
+        finally:
+            child.kill()
+            child.communicate()
+
+    code, out, err = interrupted("")
+    assert (code, out) == (1, "2 sent: 2 acknowledged, 0 failed, 0 unknown\n"), err
     assert "stopped after line 2, before the end" in err
-    assert child.returncode == 1
+    code, out, err = interrupted('{"id": 3}\n{"id": 4}\n{"id": 5}\n')
+    assert (code, out) == (4, "5 sent: 2 acknowledged, 0 failed, 3 unknown\n"), err
+    assert "stdin:3: unknown: no acknowledgement came in time" in err
 
 
 def test_measuring_leaves_nothing_behind_and_touches_nothing(
@@ -405,6 +445,10 @@ def test_measuring_leaves_nothing_behind_and_touches_nothing(
     assert [one["acks"] for one in told] == ["0", "1", "all", "all", "all"]
     assert all(one["p50_ms"] <= one["p99_ms"] and one["records_per_s"] > 0 for one in told)
     assert picture.read_text().startswith("<svg")
+    shown = avow("produce", "--measure", "--records", "100", *at)
+    assert [line.split()[0] for line in shown.stdout.splitlines() if "█" in line and " p50 " in line] == [
+        one["durability"] for one in told
+    ], shown.stdout
     client = metadata.admin(cluster.bootstrap)
     eventually(lambda: topic not in {p.topic for p in metadata.view(client).partitions})
     assert taken in {p.topic for p in metadata.view(client).partitions}

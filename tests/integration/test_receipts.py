@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,9 +20,11 @@ from tests.integration import test_spark_lake as lake_tests
 from tests.integration import test_spark_postgres as postgres_tests
 
 from avow.cli import main
+from avow.clients import receipts as receipts_module
 from avow.clients.receipts import Answer, Receipt, Receipts, State
 from avow.engines.failpoints import VARIABLE
 from avow.kafka import metadata
+from avow.local.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -173,6 +176,25 @@ def test_a_topic_made_again_has_other_records(scenario: Make) -> None:
         found = receipts.look(Receipt(s.topic, 0, 0))
         assert (found.state, "made again" in found.detail) == (State.UNKNOWN, True)
         assert states(receipts.wait_up_to(receipts.newest(), 0)) == [State.UNKNOWN]
+
+
+def test_kafka_is_away_and_the_ledger_is_not(scenario: Make, healthy: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that share it keep their time, and hear what the ledger knows; so does one who never heard of Kafka."""
+    monkeypatch.setattr(receipts_module, "IDS_KEPT_S", 0.1)
+    s = scenario(partitions=1)
+    path = s.file()
+    s.produce([payment(0)])
+    s.drain(path, "consumer")
+    written, beyond = Receipt(s.topic, 0, 0), Receipt(s.topic, 0, 1)
+    with Receipts(s.load(path)) as known, Receipts(s.load(path)) as fresh, ThreadPoolExecutor() as pool:
+        assert states(known.look_all([written, beyond])) == [State.WRITTEN, State.UNKNOWN]
+        for part in healthy.brokers():
+            part.pause()
+        began = time.monotonic()
+        asked = [pool.submit(by.wait, one, 1.0) for by in (known, fresh) for one in (written, beyond)]
+        assert states([one.result() for one in asked]) == [State.WRITTEN, State.NOT_YET] * 2
+        assert states(known.wait_up_to([written], 1.0)) == [State.WRITTEN]
+        assert time.monotonic() - began < 30, "it took 90 s and more"
 
 
 def test_the_command(scenario: Make) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from _pytest.mark import ParameterSet
 from tests.fix_sinks import Bench, record
 
+from avow.engines.task import REFUSED
 from avow.errors import PositionMoved, ProtocolViolation, Superseded
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
 from avow.settings import Mode
-from avow.sinks import SINKS
-from avow.sinks.base import CommittingSink
+from avow.sinks import SINKS, dead_letters
+from avow.sinks.base import GLIMPSE_BYTES, CommittingSink, Selection
 
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
-Make = Callable[[str], Bench]
+Make = Callable[..., Bench]
 
 
 def kinds(mode: Mode) -> list[ParameterSet]:
@@ -26,9 +30,12 @@ def kinds(mode: Mode) -> list[ParameterSet]:
     return [pytest.param(kind, marks=[pytest.mark.cluster] if kind == "kafka" else []) for kind in there]
 
 
-@pytest.fixture(params=kinds("append"))
+JOINED = "postgres, joined"
+
+
+@pytest.fixture(params=[*kinds("append"), JOINED])
 def b(request: pytest.FixtureRequest, bench: Make) -> Bench:
-    return bench(request.param)
+    return bench("postgres", joined=True) if request.param == JOINED else bench(request.param)
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -43,6 +50,24 @@ def test_append_and_dead_letters(b: Bench, guarantee: str) -> None:
     row = b.rows()[10]
     assert (row["account"], row["amount"], row["tags"]) == ("acc-3", 2.5, ["a", None])
     assert (row["_kafka_topic"], row["_kafka_partition"], row["_kafka_offset"]) == ("records", 0, 10)
+
+
+def test_dead_letters_are_listed_by_the_beginning_of_their_values(b: Bench) -> None:
+    pipeline = b.pipeline("exactly-once")
+    large = b"{" + b"x" * 100_000
+    with b.run(pipeline) as run:
+        run.deliver({0: [record(0), large, b""], 1: [b"\xff", record(1)]})
+    with dead_letters(pipeline) as letters:
+        listed = letters.glimpses(Selection(), 10)
+        assert [(one.partition, one.offset, one.size) for one in listed] == [(0, 1, 100_001), (0, 2, 0), (1, 0, 1)]
+        assert [one.head for one in listed] == [large[:GLIMPSE_BYTES], b"", b"\xff"]
+        whole = letters.select(Selection(), 10)
+        assert [(one.reason, one.detail) for one in listed] == [(one.reason, one.detail) for one in whole]
+        assert whole[0].value == large
+        (one,) = letters.glimpses(Selection(partition=1), 1)
+        assert (one.topic, one.timestamp_ms) == ("records", whole[2].timestamp_ms)
+        assert letters.glimpses(Selection(reason="other"), 10) == []
+        assert sum(count for _, count, _ in letters.by_reason(Selection(partition=0))) == 2
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -132,6 +157,44 @@ def test_the_fingerprint_of_the_last_record_is_kept(b: Bench) -> None:
     assert first.last is not None
     assert first.last.offset == 1
     assert first.topic_id == "id"
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("seed", range(5))
+def test_joined_ranges_come_to_the_same_as_one_after_the_other(bench: Make, guarantee: str, seed: int) -> None:
+    """Good, bad and null records, some that only the table refuses, replays in part and as a whole, empty ranges."""
+    chance = random.Random(f"{guarantee} {seed}")
+    makes = (record, lambda _: b"{", lambda _: None, lambda n: record(-n - 1))
+    numbers = itertools.count()
+    log: dict[int, list[bytes | None]] = {p: [] for p in range(4)}
+    plans = []
+    for _ in range(8):
+        starts, records = {}, {}
+        for partition, kept in chance.sample(sorted(log.items()), chance.randint(1, 4)):
+            starts[partition] = max(0, len(kept) - chance.choice([0, 0, 3, 10]))
+            kept += [
+                make(next(numbers)) for make in chance.choices(makes, [9, 1, 1, 1], k=chance.choice([0, 1, 5, 90]))
+            ]
+            records[partition] = kept[starts[partition] :]
+        plans.append((starts, records))
+    found = []
+    for joined in (False, True):
+        there = bench("postgres", joined=joined)
+        pipeline = there.pipeline(guarantee)
+        decode = pipeline.decode.model_copy(update={"tombstones": "skip" if seed % 2 else "dead-letter"})
+        with there.run(pipeline.model_copy(update={"decode": decode}), partitions=4) as run:
+            there.refuse("id < 0")
+            for starts, records in plans:
+                run.deliver(records, starts=starts)
+            entries = {where: replace(entry, run=0) for where, entry in run.entries().items()}
+        rows = sorted((row["id"], row["_kafka_partition"], row["_kafka_offset"]) for row in there.rows())
+        found.append((entries, rows, there.letters()))
+    assert found[0] == found[1]
+    entries, rows, letters = found[1]
+    assert len(rows) == sum(entry.counts.written for entry in entries.values()) > 0
+    assert len(letters) == sum(entry.counts.dead for entry in entries.values())
+    assert {reason for *_, reason in letters} == {"not-json", REFUSED} | (set() if seed % 2 else {"tombstone"})
+    assert bool(sum(entry.counts.skipped for entry in entries.values())) == bool(seed % 2)
 
 
 # By key.

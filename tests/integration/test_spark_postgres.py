@@ -8,13 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
+from tests.fix_cluster import positions_of
 from tests.fix_pipeline import SCHEMA, Scenario, payment
 
 from avow.errors import (
@@ -79,9 +81,7 @@ def test_the_group_is_told_the_positions(scenario: Make) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(100))
     s.drain(s.file())
-    client = metadata.admin(s.cluster.bootstrap)
-    answer = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(s.name)])[s.name].result()
-    assert {p.partition: p.offset for p in answer.topic_partitions} == {0: 50, 1: 50}
+    assert positions_of(s.cluster, s.name) == {0: 50, 1: 50}
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -389,16 +389,23 @@ def test_the_guarantee_can_change_and_the_position_carries_over(scenario: Make) 
     assert [row[0] for row in told] == GUARANTEES
 
 
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.NoSuchProcess):  # a worker that has just ended
+        return process.cmdline()
+    return []
+
+
+def _is_driver(command: list[str]) -> bool:
+    return "org.apache.spark.deploy.SparkSubmit" in command
+
+
 def test_the_class_archive_is_really_used(scenario: Make) -> None:
     """An archive that does not fit is left aside by Java without a word, so the JVM that ran is asked."""
     assert spark.archive() is not None, "`make setup` makes it"
     s = scenario()
     s.produce([payment(1)])
     s.drain(s.file())
-    driver = next(
-        p for p in psutil.Process().children(recursive=True) if "org.apache.spark.deploy.SparkSubmit" in p.cmdline()
-    )
-    command = driver.cmdline()
+    command = next(filter(_is_driver, map(_command, psutil.Process().children(recursive=True))))
     main = command.index("org.apache.spark.deploy.SparkSubmit")
     again = [*command[:main], "-Xlog:class+load", command[main], "--version"]
     told = subprocess.run(again, capture_output=True, text=True, check=True).stdout

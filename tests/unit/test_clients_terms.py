@@ -16,7 +16,7 @@ def terms(guarantee: str = "at-least-once", commit: str | None = None, **given: 
     usual: dict[str, Any] = {
         "per": "batch",
         "on_failure": "stop",
-        "retries": 3,
+        "retries": None,
         "back_off_s": 0.1,
         "commit_interval_s": 5.0,
         "assignment": "cooperative",
@@ -53,6 +53,18 @@ def test_the_default_commit_fits_the_guarantee() -> None:
     assert terms("at-most-once").claims_first
     assert not terms("at-least-once").claims_first
     assert terms("exactly-once", database=True).in_one_act
+
+
+def test_a_handler_that_failed_is_not_tried_again_where_that_could_do_its_work_twice() -> None:
+    assert terms("at-most-once").retries == 0
+    assert terms("at-least-once").retries == terms("exactly-once", database=True).retries == 3
+    assert "A record whose handler fails is not tried again: the consumer stops" in "".join(
+        explain(terms("at-most-once"))
+    )
+    declared = terms("at-most-once", retries=2)
+    assert declared.retries == 2
+    assert any("does it again" in line for line in explain(declared))
+    assert not any("does it again" in line for line in explain(terms(retries=2)))
 
 
 @pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once", "exactly-once"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -26,6 +27,17 @@ def test_the_guarantees_page_shows_every_word_and_its_diagram() -> None:
     for guarantee in Guarantee:
         assert f"| **{guarantee}** |" in text
         assert guarantee.meaning in text
+
+
+def test_every_picture_is_shown_and_small_enough_to_be_looked_at() -> None:
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\]\(docs/(images/[\w-]+\.png)\)", readme))
+    assert named == {f"images/{path.name}" for path in (DOCS / "images").glob("*.png")}
+    for page in DOCS.glob("*.md"):
+        for picture in re.findall(r"\]\((images/[\w-]+\.png)\)", page.read_text(encoding="utf-8")):
+            assert picture in named, page.name
+    for picture in named:
+        assert (DOCS / picture).stat().st_size < 200_000, picture
 
 
 def test_an_old_part_is_replaced_and_the_rest_is_kept() -> None:

@@ -19,9 +19,9 @@ from avow.plan import load_checked, plan
 from avow.settings import Pipeline
 from avow.sinks import json as as_json
 from avow.sinks.kafka import entries
-from avow.sinks.kafka.clients import Limits
+from avow.sinks.kafka.clients import EVER_MS, Limits, limits_of
 from avow.sinks.kafka.entries import Kept
-from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_oversized
+from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_unfit, refuse_whole
 
 WHERE = TopicPartition("t", 0)
 
@@ -152,6 +152,10 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     assert "sink.topic: is missing" in refused(tmp_path, "")
     assert "is read by this pipeline too" in refused(tmp_path, 'topic = "in"')
     assert "is read by this pipeline too" in refused(tmp_path, 'topic = "{_kafka_topic}"')
+    assert "sink.topic: 'p.dead-letters' is an output topic and" in refused(tmp_path, 'topic = "p.dead-letters"')
+    for output in ('topic = "{0}"', 'topic = "o-{{region}}"\nroutes = ["{0}"]', 'topic = "l.{{_kafka_topic}}"'):
+        wrong = refused(tmp_path, output.format("l.in") + '\ndead_letter_topic = "l.in"')
+        assert "sink.dead_letter_topic: 'l.in' is an output topic and the one for dead letters; two topics" in wrong
     assert "sink.routes: is missing" in refused(tmp_path, 'topic = "o-{region}"')
     assert "sink.routes: is for a topic" in refused(tmp_path, 'topic = "o"\nroutes = ["o"]')
     assert "'nowhere' is not a column" in refused(tmp_path, 'topic = "o-{nowhere}"\nroutes = ["o-1"]')
@@ -189,12 +193,41 @@ def test_sizes_and_times_are_judged_by_topic() -> None:
         [[] for _ in range(5)],
         [now, now, now, now + 7_200_000, 1],
     )
-    hour, ever = 3_600_000, 2**63 - 1
-    refuse_oversized(messages, {"a": Limits(1, 1100, ever, hour), "b": Limits(1, 5000, hour, hour)})
+    hour = 3_600_000
+    refuse_unfit(messages, {"a": Limits(1, 1100, EVER_MS, hour), "b": Limits(1, 5000, hour, hour)})
     assert sorted(messages.refused) == [1, 3, 4]
     assert "max.message.bytes is 1,100" in messages.refused[1]
     assert "after.max.ms" in messages.refused[3]
     assert "before.max.ms" in messages.refused[4]
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key() -> None:
+    messages = Messages(["a", "a", "b"], [None, b"", None], [b"x"] * 3, [[] for _ in range(3)], [0] * 3)
+    kept, compacted = (Limits(1, 1100, EVER_MS, EVER_MS, policy) for policy in ("delete", "compact,delete"))
+    refuse_unfit(messages, {"a": compacted, "b": kept})
+    assert sorted(messages.refused) == [0]
+    assert "it has no key" in messages.refused[0]
+
+
+def test_a_record_goes_out_with_all_its_rows_or_with_none() -> None:
+    messages = Messages(["a"] * 6, [None] * 6, [None] * 6, [[]] * 6, [0] * 6, {2: "first", 3: "second"})
+    refuse_whole(messages, [7, 8, 8, 8, 9, 9])
+    assert messages.refused == {1: "first", 2: "first", 3: "first"}
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "after"),
+    [
+        ({"before": "5", "after": "7"}, 5, 7),
+        ({"difference": "9"}, 9, 9),  # before Kafka 3.6
+        ({"difference": "9", "before": "5", "after": str(EVER_MS)}, 5, 9),  # from 3.6 to 3.9 there are all three
+        ({}, EVER_MS, EVER_MS),
+    ],
+)
+def test_brokers_of_any_age_say_how_far_timestamps_may_lie(told: dict[str, str], before: int, after: int) -> None:
+    config = {f"message.timestamp.{name}.max.ms": value for name, value in told.items()}
+    found = limits_of(3, config | {"max.message.bytes": "1000", "cleanup.policy": "compact"})
+    assert found == Limits(3, 1000, before, after, "compact")
 
 
 def test_headers_go_through_text_and_back() -> None:

@@ -6,12 +6,14 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
+from rich.console import Console
 
 import avow
 from avow.cli import main
@@ -19,7 +21,7 @@ from avow.clients.durability import OFFERS, Choice, Durability, TopicFacts, choo
 from avow.clients.imports import Position
 from avow.clients.lines import BadLine, Form, Line, read
 from avow.clients.measure import CHOICES, Measured
-from avow.clients.picture import svg
+from avow.clients.picture import bars, svg
 from avow.clients.producer import Producer
 from avow.clients.sending import Outcome, Sending, outcome_of, words_of
 from avow.errors import ConfigError, SourceError
@@ -134,6 +136,43 @@ def test_whoever_asks_for_failures_gets_them_and_the_block_is_silent() -> None:
     assert [(one.tag, one.outcome) for one in bad] == [("the tombstone", Outcome.UNKNOWN)]
 
 
+def without_an_answer(**kafka: str) -> tuple[Producer, list[Sending]]:
+    """A producer that nobody answers, and what became of its sends."""
+    ended: list[Sending] = []
+    given = {f"queue.buffering.max.{name}": value for name, value in kafka.items()}
+    producer = Producer(
+        "127.0.0.1:1", guarantee="at-least-once", on_failure=ended.append, delivery_timeout_s=1, kafka=given
+    )
+    return producer, ended
+
+
+def test_a_full_queue_is_waited_for_and_bounded() -> None:
+    producer, ended = without_an_answer(messages="10")
+    with producer:
+        for number in range(25):
+            producer.send("t", b"%d" % number)
+            assert producer.totals.pending <= 10, "at the bound, some have to end before there is room"
+        assert len(ended) >= 15
+    assert (producer.totals.unknown, producer.totals.adds_up) == (25, True)
+
+
+def test_what_never_fits_or_is_not_to_be_waited_for_has_failed() -> None:
+    producer, _ = without_an_answer(kbytes="1")
+    with producer:
+        large = producer.send("t", b"x" * 2_000)
+        assert (large.outcome, "larger than queue.buffering.max.kbytes" in large.error) == (Outcome.FAILED, True)
+        assert producer.send("t", b"x" * 1_000).outcome is Outcome.PENDING
+    assert (producer.totals.failed, producer.totals.unknown) == (1, 1)
+
+    producer, _ = without_an_answer(messages="1")
+    with producer:
+        producer.send("t", b"1")
+        threading.Timer(0.3, producer.stop_waiting).start()  # as Ctrl-C does
+        waiting = producer.send("t", b"2")
+        assert (waiting.outcome, "no room" in waiting.error) == (Outcome.FAILED, True)
+    assert (producer.totals.failed, producer.totals.unknown) == (1, 1)
+
+
 def test_an_error_of_the_blocks_own_is_not_covered_by_ours() -> None:
     producer = nobody()
     producer.send("t", b"1")
@@ -201,6 +240,20 @@ def test_the_picture_is_one_file_without_references() -> None:
     assert "href" not in drawn
     assert "url(" not in drawn
     assert found[0].as_dict()["p50_ms"] == 1.0
+
+
+def test_the_bars_are_of_every_durability_and_in_proportion() -> None:
+    found = [Measured(choice, [0.2, 10.0**n, 100.0], [1000.0 * (n + 1)]) for n, choice in enumerate(CHOICES[:3])]
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(bars(found))
+    assert isinstance(screen.file, io.StringIO)
+    lines = screen.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[1::2]] == [str(one.choice.durability) for one in found]
+    assert "1 to 100 ms" in lines[0]
+    # Latency: one, ten and a hundred milliseconds are nothing, half and all; throughput: a third, two, and all.
+    assert [line.count("█") for line in lines[1::2]] == [0 + 4, 10 + 8, 20 + 12]
+    assert [line.count("█") for line in lines[2::2]] == [20] * 3
+    assert lines[5].split()[-1] == "3,000"
 
 
 def test_the_command_refuses_before_it_connects(tmp_path: Path) -> None:

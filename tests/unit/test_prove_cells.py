@@ -18,6 +18,8 @@ from avow.prove.cells import (
     HERE,
     LAKES,
     MEMBER,
+    PLAIN,
+    SHARING,
     Cell,
     Queue,
     Seen,
@@ -39,6 +41,10 @@ FINE = Seen(fired=("it did",), check={}, audit={}, audit_verdict="held", records
 
 def cell(fault: str, guarantee: Guarantee = EXACTLY, mode: str = "append") -> Cell:
     return Cell(FAULTS[fault], guarantee, mode=mode)
+
+
+def plain(fault: str, guarantee: Guarantee = EXACTLY) -> Cell:
+    return Cell(FAULTS[fault], guarantee, engine="plain")
 
 
 def test_every_fault_is_built() -> None:
@@ -64,7 +70,10 @@ def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
     numbers = Counter(found.fault.number for found in quick() if found.engine == "spark")
     assert numbers == dict.fromkeys(set(range(1, 27)) - {25}, 1) | {0: len(CANARIES)}
     others = [(found.fault.name, found.engine) for found in quick() if found.engine != "spark"]
-    assert others == [("executor-killed", "spark-cluster"), ("group-rebalance", "consumer")]
+    assert others == [
+        ("executor-killed", "spark-cluster"),
+        *(("group-rebalance", engine) for engine in ("consumer", "plain")),
+    ]
 
 
 def test_quick_of_one_engine() -> None:
@@ -73,6 +82,42 @@ def test_quick_of_one_engine() -> None:
     played = {fault.number for fault in FAULTS.values() if "consumer" in fault.engines}
     assert Counter(found.fault.number for found in cells) == dict.fromkeys(played, 1) | {0: len(CANARIES)}
     assert played == set(range(27)) - {6, 19}, "workers, executors and a checkpoint are Spark's"
+
+
+def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them() -> None:
+    cells = [found for found in matrix() if found.engine in PLAIN]
+    assert {(found.sink, found.mode) for found in cells} == {("postgres", "append")}
+    assert not [found for found in matrix("upsert") if found.engine in PLAIN and found.mode != "append"]
+    pipelines = {
+        found.name for found in matrix() if found.engine in MEMBER and found.column[1:3] == cells[0].column[1:3]
+    }
+    there = {f"{found.name.removesuffix('plain')}consumer" for found in cells}
+    assert pipelines - there == {f"topic-recreated/{word}/postgres/append/consumer" for word in (MOST, LEAST)}, (
+        "with the topic Kafka deletes the group's positions"
+    )
+    assert there <= pipelines
+    names = {step.fault for word in Guarantee for step in schedule(plain("mix", word), 1, minutes=60)}
+    assert {"group-rebalance", "killed-at-random", "postgres-cut"} <= names
+    assert not {"worker-killed", "checkpoint-deleted"} & names
+
+
+def test_what_has_no_ledger_has_one_judge() -> None:
+    assert {found.guarantee for found in matrix() if not found.audited} == {MOST, LEAST}
+    assert {found.engine for found in matrix() if not found.audited} == {"plain"}
+    seen = replace(FINE, audit_verdict="")
+    lost = plain("killed-after-claim", MOST)
+    assert judge(lost, seen)[0] is Verdict.UNPROVEN
+    assert judge(lost, replace(seen, check={"lost": 2})) == (
+        Verdict.HELD,
+        "100 records; 2 lost, as permitted; one judge, for there is no ledger to audit",
+    )
+    assert judge(lost, replace(seen, check={"duplicated": 1}))[0] is Verdict.BROKEN
+    assert judge(plain("retention", LEAST), replace(seen, drained=False, exit_code=12))[0] is Verdict.HELD
+    assert judge(plain("retention", LEAST), replace(seen, drained=False, exit_code=0))[0] is Verdict.BROKEN
+    swapped = plain("canary-swapped", LEAST)
+    assert judge(swapped, seen)[0] is Verdict.MISSED
+    assert judge(swapped, replace(seen, check={"lost": 1}))[0] is Verdict.CAUGHT
+    assert judge(plain("canary-drops"), replace(seen, check={"lost": 1}))[0] is Verdict.MISSED, "there it has two"
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -86,10 +131,12 @@ def test_quick_of_one_sink_has_what_concerns_it_and_its_own_canaries(sink: str) 
     assert elsewhere == set(range(13, 18)) - only[sink]
 
 
-def test_the_command_lists_one_sink(tmp_path: Path) -> None:
+def test_the_command_lists_one_sink_or_several(tmp_path: Path) -> None:
     listed = CliRunner().invoke(prove, ["--list", "--quick", "--sink", "iceberg"]).output.splitlines()
     assert len(listed) == len(list(quick(sinks=["iceberg"])))
     assert all("iceberg/append/" in line for line in listed)
+    both = CliRunner().invoke(prove, ["--list", "--quick", "--sink", "iceberg", "--sink", "delta"]).output.splitlines()
+    assert len(both) == len(listed) + len(list(quick(sinks=["delta"])))
     file = tmp_path / "own.toml"
     file.write_text(
         'name = "own"\nguarantee = "at-least-once"\nsource = { brokers = "x:1", topics = ["own"] }\n'
@@ -140,7 +187,8 @@ def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:
     cells = [found for found in taken if found]
     assert sorted(found.name for found in cells) == sorted(found.name for found in matrix())
     canaries = [(found.engine, found.sink, found.fault.name) for found in cells if found.canary]
-    assert canaries == [(engine, sink, name) for engine in HERE + MEMBER for sink in SINKS for name in CANARIES]
+    played = [(engine, sink) for engine in HERE + SHARING for sink in SINKS if engine != "plain" or sink == "postgres"]
+    assert canaries == [(*place, name) for place in played for name in CANARIES]
     assert all(found.canary for found in cells[: len(canaries)]), "before anything else"
     columns = [found.column for found in cells if not found.canary]
     changes = sum(one != other for one, other in itertools.pairwise(columns))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from avow.prove.driver import Driver
+from avow.engines import failpoints
+from avow.prove.driver import Driver, environment
 
 
 def test_a_driver_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    driver = Driver(tmp_path / "missing.toml", tmp_path / "run.log", {})
+    driver = Driver(["run", str(tmp_path / "missing.toml")], tmp_path / "run.log", {})
     assert driver.wait(60) == 2
     assert "missing.toml" in driver.last_words()
     assert not driver.alive
     assert driver.family() == [], "its pid may be somebody else's by now"
     driver.end()
     assert driver.code == 2
+
+
+def test_a_driver_is_not_taken_for_one_of_ours() -> None:
+    ours = {"PATH": "/bin", failpoints.DRIVER: "1"}
+    assert environment(ours) == {"PATH": "/bin"}, "else a failpoint would kill whoever proves"

@@ -511,6 +511,14 @@ LAKE = {
     "path with NUL": ('kind = "delta"\npath = "a\\u0000b"', "sink.path: is not a place for a table"),
     "empty path": ('kind = "delta"\npath = ""', "sink.path: is not a place for a table"),
     "no path": ('kind = "delta"', "sink.path: is missing; a folder, or s3://bucket/folder"),
+    "option that one client alone would know": (
+        'kind = "delta"\npath = "s3://b/t"\noptions = { aws_s3_allow_unsafe_rename = true }',
+        "sink.options.aws_s3_allow_unsafe_rename: is not an option that avow hands on; access_key_id, ",
+    ),
+    "warehouse in another store": (
+        'kind = "iceberg"\ntable = "n.t"\ncatalog = { type = "rest", uri = "http://x", warehouse = "gs://b/w" }',
+        "sink.catalog.warehouse: gs is not a store that avow knows; a folder, file:// or s3:// or s3a://",
+    ),
     "a table of PostgreSQL's": ('kind = "delta"\npath = "x"\ntable = "t"', "sink.table: is not a key"),
     "partition by no column": (
         'kind = "delta"\npath = "x"\npartition_by = "nope"',
@@ -519,6 +527,14 @@ LAKE = {
     "day of no timestamp": (
         'kind = "delta"\npath = "x"\npartition_by = "day(id)"',
         "sink.partition_by: 'id' is no timestamp",
+    ),
+    "by a time of the lineage": (
+        'kind = "iceberg"\ntable = "n.t"\ncatalog = { warehouse = "w" }\npartition_by = "_kafka_timestamp"',
+        "sink.partition_by: '_kafka_timestamp' has too many values",
+    ),
+    "day of a number of the lineage": (
+        'kind = "delta"\npath = "x"\npartition_by = "day(_kafka_partition)"',
+        "sink.partition_by: '_kafka_partition' is no timestamp",
     ),
     "files of no size": (
         'kind = "delta"\npath = "x"\nfile_mb = 0',
@@ -550,6 +566,18 @@ def test_a_bad_lake_of_each_kind(case: str, write: Path) -> None:
     message = refused(write, edited((KIND, lines), (URL, ""), (TABLE, "")))
     assert expected in message
     assert len(message.splitlines()) == 1, message
+
+
+def test_a_column_that_has_the_name_of_a_day(write: Path) -> None:
+    text = edited(
+        (KIND, 'kind = "delta"\npath = "x"\npartition_by = "day(at)"'),
+        (URL, ""),
+        (TABLE, ""),
+        (SCHEMA, 'schema = "at timestamp, at_day string"'),
+    )
+    assert "sink.partition_by: at_day is the name of the day, and there is a column of that name" in refused(
+        write, text
+    )
 
 
 def test_a_lakes_secrets_are_not_shown(write: Path) -> None:

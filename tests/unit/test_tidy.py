@@ -81,6 +81,12 @@ def test_no_file_names_a_package_registry() -> None:
     assert [path for path in TRACKED if pattern.search(path.read_bytes())] == []
 
 
+def test_nobody_asks_librdkafka_what_ends_the_process() -> None:
+    """The admin client's request for a group's offsets: ``kafka.committed`` says why, and asks otherwise."""
+    deadly = "list_consumer_group_" + "offsets"
+    assert [path.name for path in TRACKED if path.suffix == ".py" and deadly in path.read_text(encoding="utf-8")] == []
+
+
 def test_there_is_one_lock() -> None:
     assert not (ROOT / "uv.lock").exists()
     assert ROOT / "requirements.lock" in TRACKED

@@ -29,8 +29,8 @@ from pyspark.sql import SparkSession
 from avow.audit import spark, table
 from avow.audit.compare import Compared, Tally
 from avow.audit.content import CONTENT, Matched, match
-from avow.audit.findings import Finding, Kind, Span, split_phantoms
-from avow.audit.judge import ALL_SEEN, Examined, Known, examine, miscounted
+from avow.audit.findings import Finding, Kind, Span, permits, split_phantoms
+from avow.audit.judge import ALL_SEEN, Examined, Known, Reservation, examine, miscounted
 from avow.audit.partition import Job, Scope, compare_partition
 from avow.audit.report import Audited, Report, summed_up, unknown
 from avow.audit.topics import compacted
@@ -39,9 +39,11 @@ from avow.engines import sql
 from avow.engines.columns import sink_columns
 from avow.engines.task import Work
 from avow.errors import SinkError, SourceError
+from avow.guarantee import Guarantee
+from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import NOTHING, LogView, OffsetRange
-from avow.settings import REST_COLUMN, Pipeline
+from avow.settings import REST_COLUMN, Kafka, Pipeline
 
 Tell = Callable[[str], None]
 
@@ -110,8 +112,8 @@ class _Audit:
         state.findings += self._miscounts(job, partitions, state)
         matched = state.matched
         notes = [*_notes(partitions, state), *self._reading.notes(), *(matched.notes() if matched else ())]
+        reservation = self._set_aside_gone(state) + (matched.reservation if matched else ALL_SEEN)
         seconds = time.monotonic() - started
-        reservation = matched.reservation if matched else ALL_SEEN
         return summed_up(pipeline, partitions, state.findings, notes, state.shared.count, seconds, reservation)
 
     def _examined(self, known: dict[TopicPartition, Known]) -> _State:
@@ -123,6 +125,7 @@ class _Audit:
         wanted = {*there, *(where for where in known if where.topic in topics)}
         views = self._log.view({where: known[where].entry if where in known else None for where in wanted})
         ends = self._log.stable_ends(there)
+        held_by = self._held_by([where for where, end in ends.items() if end < views[where].end])
         self._tell("counting rows")
         rows = self._reading.row_counts()
         for where in rows:
@@ -130,11 +133,24 @@ class _Audit:
                 views[where] = LogView(where.topic, where.partition, "", 0, 0)
         skip_lost = self._pipeline.source.on_data_loss == "skip"
         examined = {
-            where: examine(known.get(where), views[where], ends.get(where, 0), skip_lost=skip_lost)
+            where: examine(
+                known.get(where),
+                views[where],
+                ends.get(where, 0),
+                skip_lost=skip_lost,
+                held_by=held_by.get(where, ""),
+            )
             for where in sorted(views)
         }
         findings = [finding for one in examined.values() for finding in one.findings]
         return _State(known, views, rows, examined, findings=findings)
+
+    def _held_by(self, waiting: list[TopicPartition]) -> dict[TopicPartition, str]:
+        """Who has a transaction open in these partitions, as far as the brokers say it."""
+        if not waiting:
+            return {}
+        found = about(self._pipeline.source, lambda brokers: brokers.holders(waiting)) or {}
+        return {where: holders[0].says() for where, holders in found.items()}
 
     def _job(self, state: _State) -> Job:
         pipeline = self._pipeline
@@ -209,6 +225,19 @@ class _Audit:
             state.findings.remove(finding)
             state.findings += split_phantoms(finding, there[finding.topic, finding.partition])
 
+    def _set_aside_gone(self, state: _State) -> Reservation:
+        """Where the sink itself lets rows go, what is not there does not show that it never was."""
+        why = self._reading.lets_go()
+        lost = [finding for finding in state.findings if finding.kind is Kind.LOST]
+        if not why or not lost or permits(self._pipeline.guarantee, Kind.LOST):
+            return ALL_SEEN
+        state.findings = [finding for finding in state.findings if finding.kind is not Kind.LOST]
+        return Reservation(
+            undecided=f"{sum(finding.count for finding in lost):,} claimed records are not in the output, which lets "
+            f"records go ({why})",
+            advice="Audit before retention or compaction gets there: give the output topics a longer retention.",
+        )
+
     def _audited(self, where: TopicPartition, state: _State) -> Audited:
         one, known = state.examined[where], state.known.get(where)
         compared = state.compared.get(where)
@@ -218,11 +247,14 @@ class _Audit:
 
     def _miscounts(self, job: Job, partitions: tuple[Audited, ...], state: _State) -> Iterator[Finding]:
         """Where the ledger's counts do not agree, of the partitions of which all can be compared."""
+        loose = bool(self._pipeline.sink.key) or isinstance(self._pipeline.sink, Kafka)
+        if self._pipeline.guarantee is Guarantee.AT_MOST_ONCE and self._reading.lets_go():
+            return  # nobody can say what a crash has lost, and what has gone since
         for audited in partitions:
             where = TopicPartition(audited.topic, audited.partition)
             if not state.examined[where].complete or job.scopes[where].compacted:
                 continue
-            why = miscounted(self._pipeline.guarantee, bool(self._pipeline.sink.key), audited.counts, audited.tally)
+            why = miscounted(self._pipeline.guarantee, loose, audited.counts, audited.tally)
             if why:
                 span = Span(audited.start, audited.until, audited.until - audited.start)
                 off = abs(audited.tally.read - audited.counts.read)

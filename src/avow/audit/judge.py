@@ -40,6 +40,14 @@ class Reservation:
     undecided: str = ""  # why nothing that was found decides it; empty if it does
     advice: str = ""
 
+    def __add__(self, other: Reservation) -> Reservation:
+        both = (self, other)
+        return Reservation(
+            " ".join(one.limits for one in both if one.limits),
+            "; ".join(one.undecided for one in both if one.undecided),
+            " ".join(one.advice for one in both if one.undecided),
+        )
+
 
 ALL_SEEN = Reservation()
 
@@ -68,14 +76,17 @@ class Examined:
     notes: tuple[str, ...]
 
 
-def examine(known: Known | None, log: LogView, readable_until: int, *, skip_lost: bool) -> Examined:
-    """``readable_until`` is the last stable offset, taken after ``known`` was read."""
+def examine(known: Known | None, log: LogView, readable_until: int, *, skip_lost: bool, held_by: str = "") -> Examined:
+    """``readable_until`` is the last stable offset, taken after ``known`` was read. ``held_by``: who has a transaction
+    open there, if that is known."""
     where = f"{log.topic}/{log.partition}"
     notes = []
     if readable_until < log.end:
+        holder = f" It is held {held_by}." if held_by else ""
         notes.append(
             f"{where}: a transaction is open at offset {readable_until}, and {log.end - readable_until} offsets from "
-            "there on wait for its end. If it stays, it is a hanging-transaction: kafka-transactions.sh can abort it."
+            f"there on wait for its end.{holder} If it stays, it is a hanging-transaction: kafka-transactions.sh can "
+            "abort it."
         )
     if known is None:
         # Rows of a partition that nobody claimed are all beyond its position.
@@ -160,16 +171,18 @@ def _claim_breaks(known: Known, log: LogView) -> Iterator[Finding]:
             yield Finding(kind, log.topic, log.partition, spans[:SPANS_MAX], count)
 
 
-def miscounted(guarantee: Guarantee, keyed: bool, counts: Counts, tally: Tally) -> str:
+def miscounted(guarantee: Guarantee, loose: bool, counts: Counts, tally: Tally) -> str:
     """Why the ledger's counts cannot have come from these records, or nothing.
 
     Every record is counted when it is claimed. Only under at-most-once it is counted when it is written, after the
-    claim: what a crash in between loses is not counted, and neither is what would have been skipped among it.
+    claim: what a crash in between loses is not counted, and neither is what would have been skipped among it. Where
+    this is ``loose``, nobody can say how many more: a sink with a key may have skipped any of them, a topic may
+    have taken some of the records of a write that was never counted.
     """
     uncounted = tally.read - counts.read
     least = most = 0
     if guarantee is Guarantee.AT_MOST_ONCE:
-        least, most = tally.lost, tally.read if keyed else tally.lost + tally.skipped
+        least, most = tally.lost, tally.read if loose else tally.lost + tally.skipped
     if least <= uncounted <= most:
         return ""
     if uncounted < 0:

@@ -28,6 +28,7 @@ import confluent_kafka as client
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from avow.audit.content import CONTENT, Contents
@@ -40,7 +41,7 @@ from avow.settings import Kafka, Pipeline
 from avow.sinks.base import Selection
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka import register
-from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours
+from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours, several
 from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Headers, Mapper, output_topics, read_origin
 from avow.sinks.kafka.store import Store
 
@@ -63,6 +64,7 @@ class KafkaReading:
         self._spill: _Spill | None = None
         self._moment = json.loads(snapshot) if snapshot else None
         self._joined = snapshot is not None
+        self._let_go: list[str] = []  # by the output, as far as it says
         self.snapshot = snapshot or self._look()
 
     def _look(self) -> str:
@@ -73,6 +75,7 @@ class KafkaReading:
             folder = tempfile.mkdtemp(prefix="avow-audit-")
             self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
             self._spill = self._filled(Path(folder), ends)
+            self._let_go = [*self._forgetful(ends)]
             after = store.kept(stable=True)
         claimed = {
             str(where): (self._kept[where].entry.position if where in self._kept else kept.start, kept.entry.position)
@@ -85,6 +88,15 @@ class KafkaReading:
         with Log(self._pipeline.source, self._pipeline.name) as log:
             topics = output_topics(self._sink, {where.topic for where in log.partitions()})
         return {topic: self._clients.settled_ends(topic) for topic in topics}
+
+    def _forgetful(self, ends: dict[str, dict[int, int]]) -> Iterator[str]:
+        """Why the output may lack what was in it. Asked when it has been read: retention goes on meanwhile."""
+        for topic in (*(topic for topic, parts in ends.items() if parts), self._pipeline.dead_letter_topic):
+            gone = {number: start for number, start in self._clients.starts(topic).items() if start > 0}
+            for number, start in sorted(gone.items()):
+                yield f"{topic}/{number} begins at offset {start:,}"
+            if topic in ends and self._clients.limits(topic).compacted:
+                yield f"{topic} is compacted"
 
     def _claimed_meanwhile(self, where: TopicPartition, offsets: Offsets) -> npt.NDArray[np.bool_]:
         assert self._moment is not None
@@ -176,6 +188,18 @@ class KafkaReading:
         ]
         return pa.RecordBatch.from_arrays(columns, names=[*COLUMNS, self._offset])
 
+    def comparable(self, due: pa.RecordBatch, there: pa.RecordBatch) -> pa.RecordBatch:
+        """A record without a timestamp got the producer's: whatever that is, it is right."""
+        none = due.column(self._offset).filter(due.column("timestamp").is_null())
+        if "timestamp" not in there.schema.names or not len(none):
+            return there
+        at = there.schema.get_field_index("timestamp")
+        mine = pc.is_in(there.column(self._offset), value_set=none)
+        return there.set_column(at, "timestamp", pc.if_else(mine, pa.scalar(None, pa.int64()), there.column(at)))
+
+    def lets_go(self) -> str:
+        return several(self._let_go)
+
     def order_findings(self) -> Iterator[Finding]:
         """Records of one input partition stand in each output partition in the order of their offsets."""
         for where in self._spilled.counts:
@@ -194,6 +218,8 @@ class KafkaReading:
         return None
 
     def notes(self) -> Iterator[str]:
+        if self._let_go:
+            yield f"The output lets records go (retention, compaction): {self.lets_go()}."
         if self._spilled.foreign:
             yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: somebody else writes there too."
         if self._sink.timestamps == "now" or self._spilled.stamped:
@@ -223,6 +249,9 @@ class KafkaUnmarked(KafkaReading):
     def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
         contents = _digests(super().stored(due).select(self._compared))
         return pa.RecordBatch.from_arrays([contents, due.column(self._offset)], names=[CONTENT, self._offset])
+
+    def comparable(self, due: pa.RecordBatch, there: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+        return there
 
     def order_findings(self) -> Iterator[Finding]:
         return iter(())

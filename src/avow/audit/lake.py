@@ -1,4 +1,4 @@
-"""An audit's view of a lake: one version of each of its two tables, named by the driver and opened by every task.
+"""An audit's view of a lake: one version of each of its two tables, pinned by the driver and opened by every task.
 
 Rows are read file by file where the files' statistics allow it: files whose offsets do not overlap are read one after
 the other, so that a partition is never in memory as a whole.
@@ -38,12 +38,12 @@ class LakeReading(TableReading):
         if snapshot is None:
             # The letters last: they are committed first, so none can be missing of what is claimed.
             self._exists = all([_load(self._rows), _load(self._letters)])
-            versions = [table.version if self._exists else None for table in (self._rows, self._letters)]
-            self._snapshot = json.dumps(versions)
+            pinned = [table.pinned() if self._exists else None for table in (self._rows, self._letters)]
+            self._snapshot = json.dumps(pinned)
         else:
             self._snapshot, self._exists = snapshot, True
-            for table, version in zip((self._rows, self._letters), json.loads(snapshot), strict=True):
-                table.load(version)
+            for table, pinned in zip((self._rows, self._letters), json.loads(snapshot), strict=True):
+                table.load(pinned)
 
     @property
     def snapshot(self) -> str:
@@ -66,7 +66,7 @@ class LakeReading(TableReading):
     def letters(self, where: TopicPartition) -> Offsets:
         """Those of claimed records: what was buried for a claim that has not come yet is not there yet."""
         book = self._rows.book()
-        found = there(self._letters, book)
+        found = there(self._letters.rows(["topic", "partition", "offset", "redrive"]), book)
         mine = pc.and_(pc.equal(found["topic"], where.topic), pc.equal(found["partition"], where.partition))
         offsets = np.sort(found.filter(mine)["offset"].to_numpy())
         position = book.held[where].entry.position if where in book.held else 0

@@ -122,7 +122,7 @@ class _Walk:
         if due is None:
             self._comparison.rows(part.until, NO_ROWS, NO_ROWS, letters)
         else:
-            there = there if there is not None else due.slice(0, 0)
+            there = due.slice(0, 0) if there is None else self._reading.comparable(due, there)
             self._compare(part.until, due.select(self._job.columns), there, letters)
             yield from self._keys(_without(due, letters, self._offset))
             yield from self._keys(there, there=True)
@@ -182,30 +182,19 @@ def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _parts(prepared: Iterable[Prepared], job: Job, scope: Scope) -> Iterator[_Part]:
-    """What is due, in windows that end between two records.
-
-    Behind a SQL query a batch may end in the middle of a record's rows: the last record waits for the next batch. And
-    the records themselves are known only at the end.
-    """
+    """What is due, in windows that end between two records. Behind a SQL query, the records are known at the end."""
     offset = job.work.pipeline.sink.lineage[2]
-    waiting: list[pa.RecordBatch] = []
     for part in prepared:
         rows = part.rows.rows
         dead = np.array([letter.offset for letter in part.letters], np.int64)
         if not job.work.pipeline.by_sql:
             yield _Part(int(part.offsets[-1]) + 1, rows, part.rows.deletes, part.offsets, dead)
         elif len(part.offsets):
-            yield _Part(scope.until, _one(waiting), part.rows.deletes, part.offsets, dead)
-            waiting = []
+            yield _Part(scope.until, None, part.rows.deletes, part.offsets, dead)
         elif rows.num_rows:
-            last = rows.column(offset)[-1].as_py()
-            cut = int(np.searchsorted(rows.column(offset).to_numpy(), last))
-            if cut:
-                yield _Part(last, _one([*waiting, rows.slice(0, cut)]), None)
-                waiting = []
-            waiting.append(rows.slice(cut))
+            yield _Part(rows.column(offset)[-1].as_py() + 1, rows, None)
     # The last records may be followed by rows that have none.
-    yield _Part(scope.until, _one(waiting), None, NONE)
+    yield _Part(scope.until, None, None, NONE)
 
 
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:

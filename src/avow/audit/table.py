@@ -55,6 +55,12 @@ class Reading(Protocol):
     def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
         """Rows that the pipeline makes, as the sink should have them."""
 
+    def comparable(self, due: pa.RecordBatch, there: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows that are there, without what may be anything where these are due."""
+
+    def lets_go(self) -> str:
+        """Why the sink may lack rows that it had, by its own doing; empty if it keeps them all. Asked in the driver."""
+
     def order_findings(self) -> Iterator[Finding]:
         """Where rows do not stand in their order, for sinks that keep one."""
 
@@ -78,6 +84,12 @@ class TableReading:
 
     def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
         return due
+
+    def comparable(self, due: pa.RecordBatch, there: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+        return there
+
+    def lets_go(self) -> str:
+        return ""
 
     def order_findings(self) -> Iterator[Finding]:
         return iter(())

@@ -35,7 +35,8 @@ COMMANDS = {
         "produce": ("produce", "Send JSON lines to a topic with a declared guarantee; explain or measure the choices."),
         "consume": ("consume", "Give records to a handler, or print them, under a declared guarantee."),
     },
-    "Look at Kafka": {
+    "Look around": {
+        "dashboard": ("dashboard", "The cluster and the pipelines in the browser."),
         "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),
         "groups": ("kafka", "List or describe consumer groups: members, positions, lag."),
         "lag": ("kafka", "How far groups are behind, in records and in seconds."),

@@ -40,7 +40,12 @@ SHOWN = 10
     show_default=True,
     help="Show no more than so many offset ranges of each anomaly.",
 )
-def audit(file: Path, as_json: bool, max_shown: int) -> None:
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the report in this folder, where the dashboard finds it with --evidence.",
+)
+def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     """Compare a pipeline's topics with its table, dead letters and ledger, offset by offset.
 
     Reads only, on one snapshot of the database and up to the offsets that were committed when it started; the
@@ -50,10 +55,13 @@ def audit(file: Path, as_json: bool, max_shown: int) -> None:
     # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
     from avow.audit.auditor import audit as run_audit
     from avow.audit.judge import EXIT_CODES
+    from avow.audit.kept import keep
     from avow.local import spark
 
     with _status() as tell:
         report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), tell)
+    if out is not None:
+        keep(report, out)
     if as_json:
         click.echo(json.dumps(report.as_json(max_shown), indent=2))
     else:

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from avow.cli import plain
-from avow.cli.kafka import source_of
+from avow.cli.kafka import given_settings, settings_option, source_of
 from avow.cli.local import folder_option
 from avow.cli.run import stop_on_signals
 from avow.clients.terms import checked, explain
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 @click.option("--start", default="earliest", show_default=True, help="earliest, latest or a time, for a new group.")
 @click.option("--on-failure", default="stop", show_default=True, type=click.Choice(["stop", "dead-letter"]))
 @click.option("--dead-letters", metavar="TOPIC", help="Where they go. [default: GROUP.dead-letters]")
-@click.option("--retries", default=3, show_default=True, help="Of a record whose handler fails.")
+@click.option("--retries", type=int, help="Of a record whose handler fails. [default: 3; at-most-once: 0]")
 @click.option("--longest", default=3600.0, show_default=True, help="Seconds that a batch may take.")
 @click.option("--assignment", default="cooperative", show_default=True, type=click.Choice(["cooperative", "eager"]))
 @click.option("--batch", "max_records", default=500, show_default=True, help="Records of a batch, at most.")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="End after so many records.")
 @click.option("--once", is_flag=True, help="End at the end of the log as it is now.")
-@click.option("--kafka", "settings", multiple=True, metavar="NAME=VALUE", help="A client setting; several times.")
+@settings_option
 @click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several with commas.")
 @click.option(
     "--pipeline",
@@ -71,7 +71,7 @@ def consume(
     start: str,
     on_failure: str,
     dead_letters: str | None,
-    retries: int,
+    retries: int | None,
     longest: float,
     assignment: str,
     max_records: int,
@@ -126,7 +126,7 @@ def consume(
         database=database if exactly else None,
         once=once,
         limit=limit,
-        kafka=revealed(source.kafka) | _settings(settings),
+        kafka=revealed(source.kafka) | given_settings(settings),
         on_event=lambda text: console.print(plain(text), soft_wrap=True),
         **terms,
     )
@@ -156,16 +156,6 @@ def _function(name: str) -> Callable[..., object]:
     if not callable(found):
         raise ConfigError(f"--handler {name}: that is no function", advice="MODULE:FUNCTION.")
     return found  # type: ignore[no-any-return]
-
-
-def _settings(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for setting in given:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--kafka {name}: a value is missing", advice="--kafka NAME=VALUE.")
-        found[name] = value
-    return found
 
 
 def _print(record: Record) -> None:

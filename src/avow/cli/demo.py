@@ -134,6 +134,7 @@ class Show:
         self.rule("the cluster is still up")
         for line in (
             f"export DATABASE_URL={cluster.postgres_url}",
+            f"avow dashboard {FOLDER} --dir {FOLDER}",
             f"avow status --dir {FOLDER}",
             f"avow dead-letters list {FOLDER}/payments.toml",
             f"avow audit {FOLDER}/payments.toml",

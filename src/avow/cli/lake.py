@@ -36,7 +36,7 @@ def clean(file: Path, remove: bool, as_json: bool) -> None:
     """List files that a crash left behind, and remove them if asked.
 
     Only files that this pipeline wrote, that no readable version of the table refers to, and whose run was followed by
-    another: those of a run in progress and those of other writers are never touched.
+    others in all of its partitions: those of a run in progress and those of other writers are never touched.
     """
     from avow.sinks.lake.upkeep import orphans
 

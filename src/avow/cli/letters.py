@@ -63,11 +63,12 @@ def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
     selection = _selection(given)
     with sinks.dead_letters(load_checked(file)) as letters:
         reasons = letters.by_reason(selection)
-        found = letters.select(selection, limit)
-    if as_json:
-        by_reason = [{"reason": r, "count": n, "last": last.isoformat()} for r, n, last in reasons]
-        click.echo(json.dumps({"by_reason": by_reason, "letters": [_as_json(letter) for letter in found]}, indent=2))
-        return
+        if as_json:
+            whole = [_as_json(letter) for letter in letters.select(selection, limit)]
+            by_reason = [{"reason": r, "count": n, "last": last.isoformat()} for r, n, last in reasons]
+            click.echo(json.dumps({"by_reason": by_reason, "letters": whole}, indent=2))
+            return
+        found = letters.glimpses(selection, limit)
     console = Console(highlight=False)
     if not reasons:
         console.print("no dead letters")
@@ -83,7 +84,7 @@ def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
             Text(str(letter.offset), justify="right"),
             Text(letter.reason),
             Text(visible(letter.detail)),
-            Text(_short(letter.value)),
+            Text(_short(letter.head)),
         )
     console.print(rows)
     total = sum(count for _, count, _ in reasons)

@@ -83,7 +83,9 @@ TELL_EVERY_S = 2.0
     "--size", "record_bytes", type=click.IntRange(1, 900_000), default=200, show_default=True, help="Their bytes."
 )
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="The measurement as a picture: a .svg file."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The measurement as a picture, beside the bars that are printed: a .svg file.",
 )
 @cluster_options
 def produce(
@@ -187,6 +189,7 @@ class Job:
             kafka=self.kafka,
         )
         with Stop() as stop, self._view() as show, producer:
+            stop.tell(producer.stop_waiting)
             with self._opened() as stream:
                 for line in stop.until_asked(read(stream)):
                     lines = line.number
@@ -406,7 +409,7 @@ def _measure(
     cluster: Source, topic: str | None, records: int, record_bytes: int, out: Path | None, as_json: bool
 ) -> None:
     from avow.clients.measure import Load, measure
-    from avow.clients.picture import svg
+    from avow.clients.picture import bars, svg
 
     console = Console(stderr=True, highlight=False)
     load = Load(records, record_bytes=record_bytes)
@@ -428,7 +431,7 @@ def _measure(
             told = one.as_dict()
             times = [f"{told[name]:.2f}" for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms")]
             table.add_row(str(told["durability"]), str(told["acks"]), *times, f"{told['records_per_s']:,}")
-        Console(highlight=False).print(table)
+        Console(highlight=False).print(table, "", bars(found), sep="\n")
     if out is not None:
         out.write_text(svg(found, f"{records:,} records of {record_bytes:,} bytes"), encoding="utf-8")
         console.print(f"picture: {out}", markup=False)

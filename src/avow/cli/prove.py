@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ def prove(
     if is_quick:
         # A pipeline of one's own has one guarantee: there, quick is one cell per fault under that one.
         source = (
-            quick(sinks=sinks, engines=engines)
+            chain.from_iterable(quick(sinks=some, engines=engines) for some in [[one] for one in sinks] or [[]])
             if declared is None
             else quick(declared[0], declared[2], [declared[1]], _named(declared[3]))
         )

@@ -119,7 +119,9 @@ def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
     Starts from the ledger in the sink. Runs until SIGTERM or Ctrl-C, which end it after the current batch; a second
     Ctrl-C ends it at once, which is safe too.
 
-    The consumer engine needs no Java and starts at once; several of them share the partitions. A pipeline may change
+    The consumer engine needs no Java and starts at once; several of them share the partitions. A group without members
+    waits for more of them before it begins: the brokers' group.initial.rebalance.delay.ms, 3 s unless set. What a
+    killed one had is taken over after session.timeout.ms, 10 s unless the file says otherwise. A pipeline may change
     its engine at any time: the ledger is the same.
     """
     pipeline = load_checked(file, engine=engine)

@@ -33,6 +33,7 @@ from avow.clients.keeping import GroupKeeping
 from avow.clients.ledgered import LedgerKeeping, Transaction
 from avow.clients.member import Batch, Member, Record
 from avow.clients.terms import Terms, checked
+from avow.engines.failpoints import failpoint
 from avow.errors import ConfigError, HandlerFailed, SinkError, Superseded, first_line
 from avow.kafka.log import Log, TopicPartition
 from avow.settings import Offsets, Pipeline, declared
@@ -80,7 +81,7 @@ class Consumer:
         start: str | datetime | Offsets = "earliest",
         on_data_loss: str = "stop",
         on_failure: str = "stop",
-        retries: int = 3,
+        retries: int | None = None,
         back_off_s: float = 0.1,
         dead_letters: str | None = None,
         database: str | None = None,
@@ -159,8 +160,8 @@ class Consumer:
         """One record after another. One counts as handled when the next is asked for."""
         self._refuse_exactly_once()
         with closing(self._taken()) as units:
-            for unit in units:
-                yield from self._handed(unit)
+            for number, unit in enumerate(units):
+                yield from self._handed(unit, number)
 
     def batches(self) -> Generator[Sequence[Record]]:
         """One batch after another, each of one partition. One counts as handled when the next is asked for."""
@@ -261,7 +262,7 @@ class Consumer:
             for start, until, record in zip(starts, ends, batch.records, strict=True)
         ]
 
-    def _handed(self, unit: Batch) -> Iterator[Record]:
+    def _handed(self, unit: Batch, number: int) -> Iterator[Record]:
         """A unit's records. The code behind a ``yield`` runs when the next is asked for."""
         first = self.terms.claims_first
         if first and not self._claimed(unit):
@@ -273,6 +274,7 @@ class Consumer:
                 self._opened.grouped.passed(unit.where, record.offset + 1)
                 if self._stop.is_set():
                     return
+        failpoint("after-write", number)
         if not first:
             self._opened.grouped.passed(unit.where, unit.until)
             self._opened.keeping.due(unit_done=True)
@@ -309,8 +311,9 @@ class Consumer:
                     pause = min(pause * 2, BACK_OFF_MAX_S)
                     continue
                 if self.terms.on_failure == "stop":
+                    times = f" {self.terms.retries + 1} times" if self.terms.retries else ""
                     raise HandlerFailed(
-                        f"{record}: the handler failed {self.terms.retries + 1} times: {_said(error)}",
+                        f"{record}: the handler failed{times}: {_said(error)}",
                         advice="The position is at this record, unless it was claimed before. Mend the handler and "
                         "start again, or declare on_failure = dead-letter.",
                     ) from error

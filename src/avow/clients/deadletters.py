@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from avow.clients.member import Record
 from avow.errors import first_line
-from avow.kafka.connect import made, settings_of
+from avow.kafka.connect import flushed, made, settings_of
 from avow.kafka.log import Log
 from avow.settings import Pipeline, revealed
 from avow.sinks.base import DeadLetter
@@ -68,7 +68,7 @@ class LetterBox:
             self._producer.produce(
                 self.topic, value, letters.key(dead), headers=headers, on_delivery=lambda error, _: failed.append(error)
             )
-            self._producer.flush(PATIENCE_S)
+            flushed(self._producer, PATIENCE_S)
             if not failed:
                 raise TimeoutError
             if failed[0] is not None:

@@ -25,6 +25,7 @@ from avow import ledger
 from avow.clients.member import Batch, Member
 from avow.clients.positions import Positions
 from avow.clients.terms import Terms
+from avow.engines.failpoints import failpoint
 from avow.errors import SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
@@ -54,6 +55,7 @@ class GroupKeeping:
         self._positions = Positions()
         self._tried_at = time.monotonic()
         self._refused_at: float | None = None  # since when nothing goes through
+        self._batches = 0  # claimed, or handled
 
     # Partitions come and go
 
@@ -100,6 +102,7 @@ class GroupKeeping:
             return False
         self._positions.move(batch.where, batch.until)
         self._positions.confirm(batch.where, batch.until)
+        self._batches += 1
         return True
 
     def passed(self, where: TopicPartition, position: int) -> None:
@@ -107,6 +110,7 @@ class GroupKeeping:
 
     def due(self, *, unit_done: bool) -> None:
         """Commit if the terms say so: now and then, or because a record or a batch is done."""
+        self._batches += unit_done
         if self._terms.commit == "auto":
             if time.monotonic() - self._tried_at >= self._terms.commit_interval_s:
                 self._commit_later()
@@ -146,6 +150,7 @@ class GroupKeeping:
     def _judged(self, error: KafkaError | None) -> bool:
         if error is None:
             self._refused_at = None
+            failpoint("after-claim", self._batches)
             return True
         now = time.monotonic()
         self._refused_at = self._refused_at or now

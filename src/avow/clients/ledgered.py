@@ -28,12 +28,13 @@ import psycopg
 from avow import ledger
 from avow.clients.member import Batch, Record
 from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS, BACK_OFF_S, STOPS, Driver
+from avow.engines.failpoints import failpoint
 from avow.engines.progress import Observer
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, first_line
 from avow.kafka.log import TopicPartition, fingerprint
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Pipeline, Postgres
-from avow.sinks.base import DeadLetter
+from avow.sinks.base import DeadLetter, Move
 from avow.sinks.postgres import session, store
 from avow.sinks.postgres.task import headers_json
 
@@ -49,8 +50,8 @@ class _Queries:
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(session.filled(sql, values)).fetchall()
 
-    def run(self, sql: str, *values: str) -> None:
-        self._connection.execute(session.filled(sql, values))
+    def run(self, sql: str, *values: str) -> int:
+        return self._connection.execute(session.filled(sql, values)).rowcount
 
 
 class Transaction:
@@ -142,7 +143,8 @@ class Transaction:
         last = self.records[-1] if self.records else None
         mark = fingerprint(last.offset, last.timestamp_ms, last.key, last.value) if last else None
         after = ledger.claim(self._entry, self._todo, self._run, counts, mark)
-        store.write_claim(_Queries(self.connection), self._pipeline, self._entry, after, self._todo, self._number)
+        move = Move(self._entry, after, self._todo)
+        store.write_claims(_Queries(self.connection), self._pipeline, [move], self._number)
 
 
 class LedgerKeeping:
@@ -195,17 +197,22 @@ class LedgerKeeping:
         return {where: self._driver.positions[where] for where in ours}
 
     def _reopen(self) -> None:
-        """The driver's connection may be as dead as the one that failed."""
-        positions = self._driver.positions
+        """The driver's connection may be as dead as the one that failed, and the server still away."""
+        positions, run = self.positions, self._driver.run  # nobody has taken them from us
         with suppress(AvowError):
             self._driver.close()
-        self._driver = Driver(self._pipeline, self._observer)
-        self._driver.positions = positions
+        while True:
+            try:
+                self._driver = Driver(self._pipeline, self._observer)
+                break
+            except SinkError as error:
+                self.failed(error)
+        self._driver.positions, self._driver.run = positions, run
 
     def release(self, gone: list[TopicPartition], lost: bool) -> None:
         if not lost:
             self._tell()
-        self._driver.release(gone)
+        self._driver.release(gone, lost=lost)
 
     def give_up(self, where: TopicPartition) -> None:
         """A newer run has it."""
@@ -238,19 +245,21 @@ class LedgerKeeping:
         connection = self._connected()
         with connection.transaction():
             name = self._pipeline.name
-            entry = store.read_entry(_Queries(connection), name, where.topic, where.partition, lock=True)
+            (entry,) = store.read_entries(_Queries(connection), name, [where], lock=True)
             ledger.check_fence(entry, run)
             todo = ledger.judge(entry.position, OffsetRange(where.topic, where.partition, batch.start, batch.until))
             records = [record for record in batch.records if record.offset >= todo.start]
             tx = Transaction(name, run, self._transactions, connection, entry, todo, records)
             yield tx
             tx.claim()
+        failpoint("after-claim-write", self._transactions)
         self._failures = 0
         self._transactions += 1
         self._driver.positions[where] = max(tx.until, entry.position)
 
     def _connected(self) -> psycopg.Connection[Any]:
-        if self._connection is None:
+        if self._connection is None or self._connection.closed:
+            self._disconnect()
             name = store.application(self._pipeline.name, self._driver.run)
             try:
                 self._connection = psycopg.connect(self._url, autocommit=True, application_name=name)

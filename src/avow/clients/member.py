@@ -30,13 +30,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from avow.errors import SourceError
 from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.headers import KEY
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import FETCH, FIXED
 from avow.settings import Source, revealed
 
 NEWS = {"topic.metadata.refresh.interval.ms": 10_000}  # how soon added partitions are seen, unless declared
 STRATEGIES = {"cooperative": "cooperative-sticky", "eager": "range,roundrobin"}
-IDEMPOTENCY_KEY = "avow-key"  # the header in which a producer says which message it is, however often it sends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Record:
     @property
     def idempotency_key(self) -> bytes | None:
         """What the producer called this message, in the header ``avow-key``; the last one, if there are several."""
-        return next((value for name, value in reversed(self.headers) if name == IDEMPOTENCY_KEY), None)
+        return next((value for name, value in reversed(self.headers) if name == KEY), None)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition} offset {self.offset}"

@@ -1,4 +1,5 @@
-"""The durability-latency trade as one SVG file, with nothing loaded from elsewhere; light or dark as the reader's is.
+"""The durability-latency trade as bars in a terminal, and as one SVG file with nothing loaded from elsewhere, light or
+dark as the reader's is.
 
 Owns: looks. Must not know: how anything was measured. Its neighbour is ``measure``.
 """
@@ -8,6 +9,9 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+
+from rich.bar import Bar
+from rich.table import Table
 
 from avow.clients.measure import Measured
 
@@ -20,6 +24,44 @@ text { fill: #1c2024; } .dim { fill: #5f6773; font-size: 11px; } .grid { stroke:
 @media (prefers-color-scheme: dark) { svg { background: #14171a; } text { fill: #e6e8eb; } .dim { fill: #9aa3af; }
   .grid { stroke: #343a42; } .span { stroke: #7fb2e8; } .dot { fill: #7fb2e8; } .bar { fill: #6cc493; } }
 """
+
+
+_FLOOR_MS = 0.01  # below it is no network
+_BAR_WIDTHS = (20, 12)  # in characters: all of it fits into 80
+
+
+def bars(found: Sequence[Measured]) -> Table:
+    """For a terminal: latency on a logarithmic scale, and throughput."""
+    low, high = _decades(found)
+    most = max(one.records_per_s for one in found)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("durability")
+    table.add_column("")
+    table.add_column(f"{10.0**low:g} to {10.0**high:g} ms", min_width=_BAR_WIDTHS[0])
+    table.add_column("ms", justify="right")
+    table.add_column("", min_width=_BAR_WIDTHS[1])
+    table.add_column("records/s", justify="right")
+    for one in found:
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            ms = one.percentile(share)
+            length = (math.log10(max(ms, _FLOOR_MS)) - low) / (high - low)
+            first = name == "p50"
+            table.add_row(
+                str(one.choice.durability) if first else "",
+                name,
+                Bar(1, 0, length, width=_BAR_WIDTHS[0], color="blue"),
+                f"{ms:.2f}",
+                Bar(1, 0, one.records_per_s / most, width=_BAR_WIDTHS[1], color="green") if first else "",
+                f"{one.records_per_s:,.0f}" if first else "",
+            )
+    return table
+
+
+def _decades(found: Sequence[Measured]) -> tuple[int, int]:
+    """The powers of ten, in milliseconds, that all latencies lie between."""
+    every = [max(one.percentile(share), _FLOOR_MS) for one in found for share in (0.5, 0.99)]
+    low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
+    return low, max(high, low + 1)
 
 
 def svg(found: Sequence[Measured], title: str) -> str:
@@ -44,13 +86,10 @@ def svg(found: Sequence[Measured], title: str) -> str:
 
 
 def _latencies(found: Sequence[Measured], height: int) -> list[str]:
-    floor = 0.01  # a hundredth of a millisecond: below it is no network
-    every = [max(one.percentile(share), floor) for one in found for share in (0.5, 0.99)]
-    low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
-    high = max(high, low + 1)
+    low, high = _decades(found)
 
     def x(ms: float) -> float:
-        return _LABELS + _PANEL * (math.log10(max(ms, floor)) - low) / (high - low)
+        return _LABELS + _PANEL * (math.log10(max(ms, _FLOOR_MS)) - low) / (high - low)
 
     parts = []
     for power in range(low, high + 1):

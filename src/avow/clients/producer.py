@@ -14,7 +14,8 @@ Theory of operation
 -------------------
 ``send`` hands the record to librdkafka, which has threads of its own, and gives a ``Sending``: a place where its end
 will be written. Ends are written while somebody calls ``send``, ``wait``, ``flush`` or leaves the block. What is on its
-way is bounded in records and bytes; at the bound ``send`` waits. A record has ``delivery_timeout_s``, so waiting ends.
+way is bounded in records and bytes; at the bound ``send`` waits. A record has ``delivery_timeout_s``, so waiting ends;
+one that alone is larger than the bound has failed.
 
 In a transaction a send ends when the transaction does. A transaction in which one send failed is aborted. If it cannot
 be found out whether one was committed, its sends are unknown, and the producer is of no more use: a new one of the same
@@ -30,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -42,13 +44,16 @@ from avow.clients.durability import OWNED, Durability, choose
 from avow.clients.sending import Outcome, Place, Sending, Totals, outcome_of, words_of
 from avow.errors import AvowError, ConfigError, SourceError, first_line
 from avow.guarantee import Guarantee
-from avow.kafka.connect import made, settings_at, strike
+from avow.kafka.connect import flushed, in_time, made, settings_at, strike
 from avow.kafka.headers import CHECKSUM, KEY, SEQUENCE, checksum
 
 Headers = Iterable[tuple[str, bytes | str | None]]
 
 DELIVERY_TIMEOUT_S = 120.0
 TRANSACTION_TIMEOUT_MS = 60_000
+LATE_S = 5.0  # the client looks about once a second for records whose time is over
+BEFORE_ABORT_S = 5.0
+WAIT_S = 0.02  # of threads that wait, one may have been given the end of another's send
 
 _CLOSED = "it is closed"
 
@@ -63,7 +68,7 @@ class Transaction:
     def positions(self, offsets: Sequence[client.TopicPartition], group: Any) -> None:
         """Let these offsets of a consumer group be committed with it. ``group`` is ``consumer_group_metadata()``."""
         with as_ours("the sending of positions", {}):
-            self._client.send_offsets_to_transaction(list(offsets), group, PATIENCE_S)
+            in_time(PATIENCE_S, lambda: self._client.send_offsets_to_transaction(list(offsets), group, PATIENCE_S))
 
 
 class Producer:
@@ -106,7 +111,10 @@ class Producer:
         self._unusable = ""
         self._fenced = False
         _refuse_owned(self._given)
-        self._client = made(client.Producer, self._settings(name or self.id), self._given, "kafka")
+        settings = self._settings(name or self.id)
+        self._client = made(client.Producer, settings, self._given, "kafka")
+        self._room_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
+        self._patient = True  # a send waits for room
         if self.choice.transactional:
             with as_ours(f"the taking over of {name or self.id}", self._given):
                 self._client.init_transactions(PATIENCE_S)
@@ -157,26 +165,40 @@ class Producer:
         where = {} if partition is None else {"partition": partition}
         stamped = [*headers, *self._stamps(sending, data)]
         try:
-            self._hand_over(topic, data, key=key, headers=stamped, on_delivery=self._told(sending), **where)
+            told = self._told(sending)
+            refused = self._hand_over(topic, data, key=key, headers=stamped, on_delivery=told, **where)
         except KafkaException as error:
-            # The client did not take it, so it never left.
             self._note_fencing(error.args[0])
-            sending.error = self._words(error.args[0])
-            if self._transaction is None:
-                self._end(sending, Outcome.FAILED, sending.error)
+            refused = self._words(error.args[0])
         except BaseException:
             self._end(sending, Outcome.FAILED, "it was not handed over", told=True)
             raise
+        if refused:
+            sending.error = refused  # the client did not take it, so it never left
+            if self._transaction is None:
+                self._end(sending, Outcome.FAILED, refused)
         self._serve(self._client.poll, 0)
         return sending
 
-    def _hand_over(self, topic: str, value: bytes | None, **more: Any) -> None:
+    def _hand_over(self, topic: str, value: bytes | None, **more: Any) -> str:
+        """Give it to the client; where there is no room, wait for the end of some that are on their way. Why it was not
+        taken; empty if it was."""
+        deadline = time.monotonic() + self._timeout_s + LATE_S  # by then all of those have ended
         while True:
             try:
                 self._client.produce(topic, value, **more)
-                return
-            except BufferError:  # full: wait for the end of some that are on their way
+                return ""
+            except BufferError:
+                if len(value or b"") > self._room_bytes:
+                    return f"it is larger than queue.buffering.max.kbytes, {self._room_bytes // 1024:,}, lets in at all"
+                if not self._patient or time.monotonic() > deadline:
+                    return "there was no room for it among those that are on their way"
                 self._serve(self._client.poll, 0.1)
+
+    def stop_waiting(self) -> None:
+        """From now on a send that would have to wait for room fails, also one that does now. Safe to call from a signal
+        handler."""
+        self._patient = False
 
     def _stamps(self, sending: Sending, value: bytes | None) -> Iterator[tuple[str, bytes | str]]:
         yield SEQUENCE, f"{self.id}/{sending.number}"
@@ -187,7 +209,7 @@ class Producer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every send has ended, or for so long."""
-        self._serve(self._client.flush, self._timeout_s + PATIENCE_S if timeout_s is None else timeout_s)
+        self._flush(self._timeout_s + PATIENCE_S if timeout_s is None else timeout_s)
 
     @property
     def totals(self) -> Totals:
@@ -246,11 +268,11 @@ class Producer:
         then the ends that it was about to write are lost: what they belong to is aborted, or unknown at the close."""
         try:
             call(timeout_s)
-        except (KafkaException, SystemError) as error:  # the latter if it met one of our functions on its way
-            cause = error if isinstance(error, KafkaException) else error.__cause__
-            if not isinstance(cause, KafkaException):
-                raise
-            self._note_fencing(cause.args[0])
+        except KafkaException as error:
+            self._note_fencing(error.args[0])
+
+    def _flush(self, timeout_s: float) -> None:
+        self._serve(partial(flushed, self._client), timeout_s)
 
     def _wait_for(self, sending: Sending, timeout_s: float | None) -> None:
         if sending.outcome is Outcome.PENDING and self._transaction is not None:
@@ -260,7 +282,7 @@ class Producer:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SourceError(f"{sending.tag} to {sending.topic} has not ended; it may still arrive")
-            self._serve(self._client.poll, min(left, 0.1))
+            self._serve(self._client.poll, min(left, WAIT_S))
 
     def _words(self, error: KafkaError) -> str:
         return strike(self._given.values(), words_of(error))
@@ -285,6 +307,8 @@ class Producer:
             try:
                 yield opened
             except BaseException as error:
+                # While the coordinator, busy with the one before, has not heard of it, an abort is a fatal error.
+                self._flush(BEFORE_ABORT_S)
                 self._abort(opened, f"the transaction was aborted: {first_line(error)}")
                 raise
             self._commit(opened)
@@ -292,7 +316,7 @@ class Producer:
             self._transaction = None
 
     def _commit(self, opened: Transaction) -> None:
-        self._serve(self._client.flush, PATIENCE_S)
+        self._flush(PATIENCE_S)
         bad = next((one for one in opened.sendings if not one.arrived), None)
         if bad is not None:
             why = f"the transaction was aborted: {bad.tag} to {bad.topic}: {bad.error or 'it was not acknowledged'}"
@@ -356,7 +380,7 @@ class Producer:
         self.flush()
         with suppress(KafkaException):
             self._client.purge()
-        self._serve(self._client.flush, 1)
+        self._flush(1)
         for one in list(self._pending):
             self._end(one, Outcome.UNKNOWN, "the producer was closed before its end")
         self._unusable = _CLOSED

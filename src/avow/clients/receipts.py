@@ -5,6 +5,10 @@ what the pipeline has made of it, or waits until it has made something: one read
 asked about, again and again with a growing pause. The table of rows is never read. Dead letters are looked up where the
 ledger counts some; Kafka is asked where the ledger's counts leave a doubt, and which topic bears the name.
 
+The ledger and Kafka are asked one by one, each under a lock of its own, and Kafka for no longer than whoever waits has
+time. A Kafka that does not answer is no reason not to say what the ledger knows: the topic is then taken for the one
+that it was.
+
 Owns: the asking and the waiting. Must not know: what follows from the answers (``outcome`` judges), any one sink.
 """
 
@@ -16,7 +20,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,13 +36,16 @@ from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
 from avow.plan import load_checked
 from avow.settings import Pipeline
-from avow.sinks.base import DeadLetter, DriverSink, Held, Letters, Selection
+from avow.sinks.base import Claimed, DeadLetter, DriverSink, Held, Letters, Selection
 
 __all__ = ["Answer", "Receipt", "Receipts", "State"]
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 DOUBT_S = 1.0  # unsettled for so long: is there such a record at all?
 IDS_KEPT_S = 10.0  # how long a topic is taken for the same
+IDS_WAIT_S = 3.0  # for Kafka to say which topic bears the name
+ASK_S = 30.0  # a question to Kafka, where nobody has said how long it may take
+ASK_MIN_S = 1.0  # and where no time is left: one that answers at all does so within it
 LETTERS_AT_ONCE = 1_000
 GAP_MAX = 1_000  # offsets that are read through rather than jumped over
 
@@ -64,9 +71,10 @@ class Receipts:
 
     def __init__(self, pipeline: Pipeline | Path | str) -> None:
         self._pipeline = pipeline if isinstance(pipeline, Pipeline) else load_checked(Path(pipeline))
-        self._lock = threading.Lock()  # of the connections below: each is for one at a time
+        self._lock = threading.Lock()  # of the sink's connections: each is for one at a time
         self._store: DriverSink | None = None
         self._letters: Letters | None = None
+        self._log_lock = threading.Lock()  # of Kafka's
         self._log: Log | None = None
         self._ids: dict[TopicPartition, str] = {}
         self._ids_at = float("-inf")
@@ -80,6 +88,8 @@ class Receipts:
     def close(self) -> None:
         with self._lock:
             self._let_go()
+        with self._log_lock:
+            self._let_log_go()
 
     def receipt(self, sent: client.Message | Placed) -> Receipt:
         """Of a record that Kafka has acknowledged: the message that a delivery callback of confluent_kafka is given, or
@@ -102,8 +112,7 @@ class Receipts:
 
     def look_all(self, receipts: Collection[Receipt]) -> list[Answer]:
         """What is known now, in the order of the receipts."""
-        wanted = list(receipts)
-        return self._asked(lambda: self._judged(wanted, doubt=True))
+        return self._judged(list(receipts), time.monotonic() + ASK_S, doubt=True)
 
     def wait(self, receipt: Receipt, timeout_s: float = TIMEOUT_S) -> Answer:
         """Until it is settled; when the time is over, what is known then."""
@@ -126,11 +135,10 @@ class Receipts:
     def newest(self) -> list[Receipt]:
         """The last offset of each partition below which all is committed: up to these is everything there is now."""
 
-        def ask() -> list[Receipt]:
-            ends = self._the_log().stable_ends(self._the_log().partitions())
-            return [Receipt(w.topic, w.partition, end - 1, self) for w, end in sorted(ends.items()) if end]
-
-        return self._asked(ask)
+        by = time.monotonic() + ASK_S
+        there = self._asked_log(Log.partitions, by)
+        ends = self._asked_log(lambda log: log.stable_ends(there), by)
+        return [Receipt(w.topic, w.partition, end - 1, self) for w, end in sorted(ends.items()) if end]
 
     # Waiting
 
@@ -146,7 +154,7 @@ class Receipts:
             last, doubt = now >= deadline, now >= doubt_at
             unsettled = [one for one in wanted if one not in answers or not answers[one].state.settled]
             try:
-                found = self._asked(partial(judged, unsettled, doubt=doubt or last))
+                found = judged(unsettled, deadline, doubt=doubt or last)
                 answers |= zip(unsettled, found, strict=True)
                 watch([answers[one] for one in wanted])
                 if last or all(answers[one].state.settled for one in wanted):
@@ -161,26 +169,45 @@ class Receipts:
             pause = min(pause * 1.5, PAUSE_MAX_S)
 
     def _asked(self, question: Callable[[], Found]) -> Found:
-        """The answer to a question, over connections that are kept for the next; those that failed are not."""
+        """The sink's answer, over connections that are kept for the next question; those that failed are not."""
         with self._lock:
             try:
                 return question()
-            except (SinkError, SourceError):
+            except SinkError:
                 self._let_go()
                 raise
 
+    def _asked_log(self, question: Callable[[Log], Found], by: float) -> Found:
+        """Kafka's answer, the same way, by that time."""
+        started = time.monotonic()
+        left_s = max(ASK_MIN_S, by - started)
+        if not self._log_lock.acquire(timeout=left_s):
+            raise SourceError(
+                f"Kafka at {self._pipeline.source.shown('brokers')} does not answer those who asked before",
+                advice="Check that the cluster is up.",
+            )
+        try:
+            self._log = self._log or Log(self._pipeline.source, self._pipeline.name)
+            self._log.timeout_s = max(ASK_MIN_S, left_s - (time.monotonic() - started))
+            return question(self._log)
+        except SourceError:
+            self._let_log_go()
+            raise
+        finally:
+            self._log_lock.release()
+
     # Looking
 
-    def _judged(self, wanted: Sequence[Receipt], *, doubt: bool) -> list[Answer]:
-        """``doubt``: also ask whether the log has got such records."""
+    def _judged(self, wanted: Sequence[Receipt], by: float, *, doubt: bool) -> list[Answer]:
+        """``by``: when whoever waits wants an answer. ``doubt``: also ask whether the log has got such records."""
         answers = {one: answer for one in wanted if (answer := self._foreign(one)) is not None}
         # The ledger first, and dead letters after it: what is below the position is then among them, or never will be.
-        ledger = self._the_store().look()
-        answers |= self._made_again([one for one in wanted if one not in answers], ledger)
+        ledger = self._asked(lambda: self._the_store().look())
+        answers |= self._made_again([one for one in wanted if one not in answers], ledger, by)
         known = {one: Evidence(ledger.get(_place(one))) for one in wanted if one not in answers}
         if doubt:
             behind = [one for one in known if _is_behind(one, known[one].held)]
-            known |= {one: replace(known[one], log=log) for one, log in self._logs(behind).items()}
+            known |= {one: replace(known[one], log=log) for one, log in self._logs(behind, by).items()}
         while len(answers) < len(set(wanted)):
             asks: dict[Ask, list[Receipt]] = defaultdict(list)
             for one in known.keys() - answers.keys():
@@ -190,21 +217,21 @@ class Receipts:
                 else:
                     asks[said].append(one)
             for ask, some in asks.items():
-                found = self._found(ask, some)
+                found = self._found(ask, some, by)
                 known |= {one: known[one].having(ask, found.get(one)) for one in some}
         return [answers[one] for one in wanted]
 
-    def _judged_up_to(self, wanted: Sequence[Receipt], *, doubt: bool) -> list[Answer]:  # noqa: ARG002
-        ledger = self._the_store().look()
-        again = self._made_again(wanted, ledger)
+    def _judged_up_to(self, wanted: Sequence[Receipt], by: float, *, doubt: bool) -> list[Answer]:  # noqa: ARG002
+        ledger = self._asked(lambda: self._the_store().look())
+        again = self._made_again(wanted, ledger, by)
         return [again.get(one) or self._up_to(one, ledger.get(_place(one))) for one in wanted]
 
     def _up_to(self, one: Receipt, held: Held | None) -> Answer:
         said = self._foreign(one) or judge_up_to(one, self._pipeline.guarantee, held, None)
         if isinstance(said, Ask):
             up_to = Selection(topic=one.topic, partition=one.partition, until_offset=one.offset + 1)
-            dead = sum(count for _, count, _ in self._the_letters().by_reason(up_to))
-            said = judge_up_to(one, self._pipeline.guarantee, held, dead)
+            counted = self._asked(lambda: self._the_letters().by_reason(up_to))
+            said = judge_up_to(one, self._pipeline.guarantee, held, sum(count for _, count, _ in counted))
         assert isinstance(said, Answer)
         return said
 
@@ -215,10 +242,11 @@ class Receipts:
         ours = one.topic in source.topics if pattern is None else re.fullmatch(pattern, one.topic)
         return None if ours else Answer(one, State.UNKNOWN, f"topic {one.topic} is not read by this pipeline")
 
-    def _made_again(self, wanted: Sequence[Receipt], ledger: Mapping[TopicPartition, Held]) -> dict[Receipt, Answer]:
+    def _made_again(
+        self, wanted: Sequence[Receipt], ledger: Mapping[TopicPartition, Held], by: float
+    ) -> dict[Receipt, Answer]:
         """Of a topic that is not the one the ledger knows: the same offsets are other records."""
-        if time.monotonic() - self._ids_at > IDS_KEPT_S:
-            self._ids, self._ids_at = self._the_log().partitions(), time.monotonic()
+        self._look_at_ids(min(by, time.monotonic() + IDS_WAIT_S))
         found = {}
         for one in wanted:
             where = _place(one)
@@ -227,15 +255,35 @@ class Receipts:
                 found[one] = Answer(one, State.UNKNOWN, said)
         return found
 
-    def _logs(self, wanted: Collection[Receipt]) -> dict[Receipt, tuple[int, int]]:
-        """Where their partitions begin and end; an empty log where there is no such partition."""
+    def _look_at_ids(self, by: float) -> None:
+        """Which topics bear the names, now and then. If nobody answers, it is those that did, for as long again."""
+
+        def asked(log: Log) -> None:
+            if self._ids_are_old():  # or somebody else has asked meanwhile
+                self._ids_at = time.monotonic()
+                self._ids = log.partitions()
+
+        if self._ids_are_old():
+            with suppress(SourceError):
+                self._asked_log(asked, by)
+
+    def _ids_are_old(self) -> bool:
+        return time.monotonic() - self._ids_at > IDS_KEPT_S
+
+    def _logs(self, wanted: Collection[Receipt], by: float) -> dict[Receipt, tuple[int, int]]:
+        """Where their partitions begin and end; an empty log where there is no such partition. Nothing if nobody
+        answers: it is no more than a doubt."""
         if not wanted:
             return {}
-        there = self._the_log().partitions()
-        offsets = self._the_log().offsets({_place(one) for one in wanted} & there.keys())
-        return {one: offsets.get(_place(one), (0, 0)) for one in wanted}
+        with suppress(SourceError):
+            view = self._asked_log(Log.cluster, by)  # and not of the declared topics, one of which may be gone
+            there = {TopicPartition(one.topic, one.partition) for one in view.partitions}
+            asked = {_place(one) for one in wanted} & there
+            offsets = self._asked_log(lambda log: log.offsets(asked), by)
+            return {one: offsets.get(_place(one), (0, 0)) for one in wanted}
+        return {}
 
-    def _found(self, ask: Ask, wanted: Sequence[Receipt]) -> dict[Receipt, Any]:
+    def _found(self, ask: Ask, wanted: Sequence[Receipt], by: float) -> dict[Receipt, Any]:
         """What is asked, for as many as there is an answer."""
         found: dict[Receipt, Any] = {}
         for where, some in _by_partition(wanted).items():
@@ -243,13 +291,16 @@ class Receipts:
             by_offset: Mapping[int, Any]
             match ask:
                 case Ask.LETTER:
-                    by_offset = self._letters_at(where, offsets)
+                    by_offset = self._asked(partial(self._letters_at, where, offsets))
                 case Ask.CLAIM:
-                    by_offset = self._the_store().claims_of(where, offsets)
+                    by_offset = self._asked(partial(self._claims_at, where, offsets))
                 case Ask.RECORD:
-                    by_offset = self._records_at(where, offsets)
+                    by_offset = self._records_at(where, offsets, by)
             found |= {one: by_offset[one.offset] for one in some if one.offset in by_offset}
         return found
+
+    def _claims_at(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:
+        return self._the_store().claims_of(where, offsets)
 
     def _letters_at(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, DeadLetter]:
         found: dict[int, DeadLetter] = {}
@@ -264,14 +315,14 @@ class Receipts:
                 return found
             start = page[-1].offset + 1
 
-    def _records_at(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, bool]:
+    def _records_at(self, where: TopicPartition, offsets: Collection[int], by: float) -> dict[int, bool]:
         """Whether there is a committed record; no item below the log's beginning."""
-        there = self._the_log().partitions()
-        earliest = self._the_log().offsets([where])[where][0] if where in there else max(offsets) + 1
+        there = where in self._asked_log(Log.partitions, by)
+        earliest = self._asked_log(lambda log: log.offsets([where])[where][0], by) if there else max(offsets) + 1
         left = sorted(offset for offset in offsets if offset >= earliest)
         seen: set[int] = set()
         if left:
-            with _reading(self._pipeline) as reader:
+            with _reading(self._pipeline, max(ASK_MIN_S, by - time.monotonic())) as reader:
                 for span in _spans(where, left):
                     for batch in reader.read(span):
                         seen.update(batch.column("offset").to_pylist())
@@ -287,24 +338,23 @@ class Receipts:
         self._letters = self._letters or sinks.dead_letters(self._pipeline)
         return self._letters
 
-    def _the_log(self) -> Log:
-        self._log = self._log or Log(self._pipeline.source, self._pipeline.name)
-        return self._log
-
     def _let_go(self) -> None:
-        store, letters, log = self._store, self._letters, self._log
-        self._store = self._letters = self._log = None
+        store, letters = self._store, self._letters
+        self._store = self._letters = None
         if store is not None:
             store.close()
         if letters is not None:
             letters.__exit__(None, None, None)
+
+    def _let_log_go(self) -> None:
+        log, self._log = self._log, None
         if log is not None:
             log.close()
 
 
 @contextmanager
-def _reading(pipeline: Pipeline) -> Iterator[Reader]:
-    reader = Reader(pipeline.source, pipeline.name)
+def _reading(pipeline: Pipeline, silence_s: float) -> Iterator[Reader]:
+    reader = Reader(pipeline.source, pipeline.name, silence_s=silence_s)
     try:
         yield reader
     finally:

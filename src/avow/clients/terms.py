@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from avow.engines.failpoints import order
 from avow.errors import ConfigError
 from avow.guarantee import Act, Guarantee
 
@@ -17,6 +18,7 @@ Per = Literal["record", "batch"]
 OnFailure = Literal["stop", "dead-letter"]
 Assignment = Literal["cooperative", "eager"]
 
+RETRIES = 3  # unless declared
 LONGEST_S_MAX = 86_400.0  # the client's own limit
 
 
@@ -26,9 +28,9 @@ class Terms:
 
     guarantee: Guarantee
     commit: Commit
+    retries: int  # of one record
     per: Per = "batch"
     on_failure: OnFailure = "stop"
-    retries: int = 3  # of one record
     back_off_s: float = 0.1  # before the first of them; doubled each time, never above 30 s
     commit_interval_s: float = 5.0
     assignment: Assignment = "cooperative"
@@ -37,7 +39,7 @@ class Terms:
 
     @property
     def claims_first(self) -> bool:
-        return self.guarantee.steps[0] == frozenset({Act.CLAIM})
+        return order(self.guarantee.steps)[0] == frozenset({Act.CLAIM})
 
     @property
     def in_one_act(self) -> bool:
@@ -50,7 +52,7 @@ def checked(
     *,
     per: str,
     on_failure: str,
-    retries: int,
+    retries: int | None,
     back_off_s: float,
     commit_interval_s: float,
     assignment: str,
@@ -73,6 +75,9 @@ def checked(
     ):
         if value not in known:
             raise ConfigError(f"{name}: {value!r} is not known", advice=f"It is one of {', '.join(known)}.")
+    if retries is None:
+        # A handler that failed may have done its work: nobody can say, as when the answer to a COMMIT is lost.
+        retries = 0 if word == Guarantee.AT_MOST_ONCE else RETRIES
     for name, number, least, most in (
         ("retries", retries, 0, 1_000),
         ("back_off_s", back_off_s, 0, 30),
@@ -148,7 +153,12 @@ def explain(terms: Terms) -> list[str]:
         "stop": "the consumer stops, and its position is at that record",
         "dead-letter": "it is kept as a dead letter with its bytes and the error, and the next is handled",
     }[terms.on_failure]
-    lines.append(f"A record whose handler fails is tried {terms.retries} more times with back-off; then {failed}.")
+    if terms.retries:
+        lines.append(f"A record whose handler fails is tried {terms.retries} more times with back-off; then {failed}.")
+    else:
+        lines.append(f"A record whose handler fails is not tried again: {failed}.")
+    if terms.claims_first and terms.retries:
+        lines.append("A handler that fails when its work is done does it again: at-most-once holds if that cannot be.")
     if terms.claims_first and terms.on_failure == "stop":
         lines.append(f"What follows it in its {unit} is lost: its position was committed before.")
     moved = {

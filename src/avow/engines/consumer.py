@@ -10,8 +10,14 @@ are taken away, what was read of them and not delivered is forgotten: whoever ha
 
 Records are taken as they come. What is at hand is a batch: few records when little is sent, many when much is, so that
 a record waits no longer than the batch before it. Each partition's part goes through ``task.deliver``, which is what
-Spark's tasks run. Its range begins at our position and ends behind the last record; at the end of a partition the
-client says where that is, so that markers and aborted records are claimed as well.
+Spark's tasks run; where the sink can do it, small parts of many partitions go together, in one transaction. A part's
+range begins at our position and ends behind the last record; at the end of a partition the client says where that is,
+so that markers and aborted records are claimed as well.
+
+A process that stood still, or lost Kafka, for longer than the group waits is thrown out, and somebody else fences its
+partitions. It may find that out from the ledger, before the group says so. Then it lets go of those partitions and goes
+on as a member; the group will give it others. Only if the group still calls them ours after a while, the newer run is
+no member's but stands beside the group (Spark, by mistake), and that one has the pipeline.
 
 Everything happens in one thread, also the client's calls to say that partitions come and go: a batch is never cut.
 
@@ -23,35 +29,48 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import confluent_kafka as client
 import pyarrow as pa
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from avow import sinks
 from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import Driver, attempts
 from avow.engines.progress import Observer
-from avow.engines.task import Reading, decoded, deliver
-from avow.errors import SourceError
+from avow.engines.task import Reading, Report, Work, can_join, decoded, deliver, deliver_joined
+from avow.errors import SourceError, Superseded, first_line
 from avow.kafka.connect import made, settings_of, strike
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS, FETCH, FIXED, TAKE_RECORDS, as_batch
-from avow.ledger import OffsetRange
+from avow.ledger import Counts, OffsetRange
 from avow.settings import Pipeline, revealed
+from avow.sinks.base import StagingSink
 
 WAIT_S = 0.1  # for a first record; also how soon a wish to stop is seen
 TELL_EVERY_S = 1.0
 BYTES_MAX = 64 * 1024 * 1024  # of a batch
 TOPICS_EVERY_S = 10.0
+FENCED_S = 60.0  # how long a newer run may have a partition that the group says is ours
 SILENT = Observer()
 
-NEWS = {"topic.metadata.refresh.interval.ms": 10_000}  # how soon added partitions are seen, unless declared
+# The user's own win over these.
+DEFAULTS = {
+    "topic.metadata.refresh.interval.ms": 10_000,  # how soon added partitions are seen
+    # A member that was killed keeps its partitions so long. The client's own 45 s spare those whom it hurts to be
+    # thrown out by mistake: here the ledger makes it harmless.
+    "session.timeout.ms": 10_000,
+    "heartbeat.interval.ms": 2_000,
+}
 MEMBER = {"partition.assignment.strategy": "cooperative-sticky"}
+
+# What is staged, where the acts are the driver's; and what became of each partition's part.
+Brought = tuple[list[bytes], dict[TopicPartition, Counts]]
 
 
 class Run:
@@ -108,6 +127,7 @@ class _Attempt:
         observer: Observer,
     ) -> None:
         self._pipeline = pipeline
+        self._joins = can_join(pipeline)
         self._columns = columns
         self._known = known
         self._ends = ends
@@ -115,10 +135,13 @@ class _Attempt:
         self._observer = observer
         self.driver = Driver(pipeline, observer, tell_every_s=TELL_EVERY_S)
         given = revealed(pipeline.source.kafka)
-        settings = settings_of(pipeline.source) | FETCH | NEWS | given | FIXED | MEMBER
+        settings = settings_of(pipeline.source) | FETCH | DEFAULTS | given | FIXED | MEMBER
         self._consumer = made(client.Consumer, settings | {"group.id": f"{pipeline.name}.members"}, given)
         self._taken: dict[TopicPartition, _Taken] = {}
         self._bytes = 0
+        self._changed: set[TopicPartition] = set()  # came or went behind the first record of the present take
+        self._astray: set[TopicPartition] = set()  # the client reads elsewhere than at our position
+        self._fenced: dict[TopicPartition, tuple[float, Superseded]] = {}  # ours, says the group: since when not
         self._batch = 0
         self._batch_at = 0.0  # when the last one began
         self._topics: list[str] = []
@@ -134,9 +157,12 @@ class _Attempt:
         self.driver.prepare(self._columns)
         while not self._stop.is_set():
             self._subscribe()
+            self._look_at_fenced()
             self._take()
             if self._is_due():
                 self._deliver()
+            self.driver.tell()
+            self.driver.keep()
             if self._ends is not None and self._drained(self._ends):
                 return
 
@@ -153,40 +179,82 @@ class _Attempt:
         if topics != self._topics:
             self._topics = topics
             given, taken = self._on_assign, self._on_revoke
-            self._consumer.subscribe(topics, on_assign=given, on_revoke=taken, on_lost=taken)
+            self._consumer.subscribe(topics, on_assign=given, on_revoke=taken, on_lost=self._on_lost)
 
     def _on_assign(self, consumer: client.Consumer, partitions: list[client.TopicPartition]) -> None:
         self._joined = True
         ours = [TopicPartition(one.topic, one.partition) for one in partitions]
-        if ours:
-            self.driver.begin(ours, added=[where for where in ours if where not in self._known])
-        begin = [client.TopicPartition(w.topic, w.partition, self.driver.positions[w]) for w in ours]
-        consumer.incremental_assign(begin)
+        self._changed.update(ours)
+        begin: dict[TopicPartition, int] = {}
+        try:
+            if ours:
+                self.driver.begin(ours, added=[where for where in ours if where not in self._known])
+            begin = {where: self.driver.positions[where] for where in ours}
+        except Superseded as error:
+            self._let_go(ours, error)
+        consumer.incremental_assign(_theirs(begin or dict.fromkeys(ours, client.OFFSET_END)))
+        # It may have been paused in an earlier stay; and what we have let go of already is not read.
+        (consumer.resume if begin else consumer.pause)(partitions)
 
     def _on_revoke(self, consumer: client.Consumer, partitions: list[client.TopicPartition]) -> None:
         """Nothing is in flight: this is called between two batches. What was not delivered is somebody else's now."""
+        self._gone(consumer, partitions, lost=False)
+
+    def _on_lost(self, consumer: client.Consumer, partitions: list[client.TopicPartition]) -> None:
+        """Somebody else may have them already."""
+        self._gone(consumer, partitions, lost=True)
+
+    def _gone(self, consumer: client.Consumer, partitions: list[client.TopicPartition], *, lost: bool) -> None:
         gone = [TopicPartition(one.topic, one.partition) for one in partitions]
+        self._changed.update(gone)
+        self._astray.difference_update(gone)
         for where in gone:
             self._taken.pop(where, None)
-        self.driver.release(gone)
+            self._fenced.pop(where, None)
+        self.driver.release(gone, lost=lost)
         consumer.incremental_unassign(partitions)
+
+    def _superseded(self, ranges: Collection[TopicPartition], error: Superseded) -> None:
+        """A newer run has one of these. Of the others, the ledger knows how much was done."""
+        gone = self.driver.reread(ranges)
+        self._astray.update(where for where in ranges if where not in gone)
+        self._let_go(gone, error)
+        with suppress(KafkaException):  # it is just going
+            self._consumer.pause(_theirs(dict.fromkeys(gone, client.OFFSET_INVALID)))
+
+    def _let_go(self, gone: Collection[TopicPartition], error: Superseded) -> None:
+        self._observer.event(f"{', '.join(map(str, sorted(gone)))}: {first_line(error)}; waiting for the group's word")
+        self._fenced |= dict.fromkeys(gone, (time.monotonic(), error))
+
+    def _look_at_fenced(self) -> None:
+        """A newer run in a partition of ours is a rebalance that we have not heard of. If we never do, it is not."""
+        for since, error in self._fenced.values():
+            if time.monotonic() - since > FENCED_S:
+                raise error
 
     # Batches
 
     def _take(self) -> None:
         """What is at hand; where there is nothing, what comes next."""
+        self._read_again()
         wait = WAIT_S if not self._taken else min(WAIT_S, max(0.0, self._rest()))
         first = self._consumer.poll(wait)
         if first is None:
             return
+        self._changed.clear()
         more = min(TAKE_RECORDS, self._pipeline.batch.max_records - self._count()) - 1
         for (topic, partition), some in groupby([first, *self._consumer.consume(max(0, more), 0)], _place):
             records = list(some)
             if topic is None:  # not of a partition
                 raise self._failure(records[0].error())
             where = TopicPartition(topic, partition)
-            if where not in self.driver.positions:
-                continue  # it was taken away while these were on their way
+            if where not in self.driver.positions or where in self._astray:
+                continue  # it was taken away while these were on their way, or is to be read from elsewhere
+            if where in self._changed:
+                # It came or went behind the first record, which may be of an earlier stay: what lies between that one
+                # and our position would be claimed unseen.
+                self._astray.add(where)
+                continue
             taken = self._taken.setdefault(where, _Taken(until=self.driver.positions[where]))
             if any(map(client.Message.error, records)):
                 records = self._without_errors(records, taken)
@@ -194,6 +262,12 @@ class _Attempt:
                 taken.messages += records
                 self._bytes += sum(map(len, records))
                 taken.until = max(taken.until, records[-1].offset() + 1)  # type: ignore[operator]
+
+    def _read_again(self) -> None:
+        for where in list(self._astray):
+            with suppress(KafkaException):  # it is just coming: until the client has it, nothing of it is taken
+                self._consumer.seek(*_theirs({where: self.driver.positions[where]}))
+                self._astray.discard(where)
 
     def _without_errors(self, messages: list[client.Message], taken: _Taken) -> list[client.Message]:
         records = []
@@ -230,24 +304,43 @@ class _Attempt:
 
     def _deliver(self) -> None:
         started = time.monotonic()
+        size, count = self._bytes, self._count()
         taken, self._taken, self._bytes, self._batch_at = self._taken, {}, 0, started
         positions = self.driver.positions
         ranges = {
             where: OffsetRange(where.topic, where.partition, positions[where], one.until)
-            for where, one in taken.items()
+            for where, one in sorted(taken.items())
             if one.until > positions[where]
         }
         if not ranges:
             return
         work = self.driver.work(self._batch, ranges)
-        staged = []
-        for where, planned in sorted(ranges.items()):
-            sink = sinks.task_sink(self._pipeline, self.driver.run, work.brief)
-            prepare = decoded(_reading(taken[where].messages), self._pipeline)
-            report = deliver(prepare, planned, work, sink)
-            staged += [report.staged] if report.staged is not None else []
-        self.driver.finish(work, staged, started)
+        records = {where: taken[where].messages for where in ranges}
+        joined = self._joins and len(ranges) > 1 and count <= BATCH_RECORDS and size <= BATCH_BYTES
+        try:
+            staged, counts = self._bring_joined(records, work) if joined else self._bring(records, work)
+            self.driver.finish(work, staged, started, counts)
+        except Superseded as error:
+            self._superseded(ranges, error)
         self._batch += 1
+
+    def _bring_joined(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Brought:
+        sink = sinks.task_sink(self._pipeline, self.driver.run, work.brief)
+        assert not isinstance(sink, StagingSink)
+        parts = {work.ranges[where]: some for where, some in records.items()}
+        done = deliver_joined({one: as_batch(one, some) if some else None for one, some in parts.items()}, work, sink)
+        return [], {where: done[work.ranges[where]] for where in records}
+
+    def _bring(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Brought:
+        """One after another."""
+        reports = {where: self._deliver_one(work.ranges[where], some, work) for where, some in records.items()}
+        staged = [report.staged for report in reports.values() if report.staged is not None]
+        return staged, {where: report.counts for where, report in reports.items()}
+
+    def _deliver_one(self, planned: OffsetRange, records: list[client.Message], work: Work) -> Report:
+        sink = sinks.task_sink(self._pipeline, self.driver.run, work.brief)
+        prepare = decoded(_reading(records), self._pipeline, ahead=len(records) > BATCH_RECORDS)
+        return deliver(prepare, planned, work, sink)
 
     def _drained(self, ends: dict[TopicPartition, int]) -> bool:
         """Whether all of it is claimed, by us or by those who share the partitions with us. Not before the rules have
@@ -262,6 +355,10 @@ class _Attempt:
             return bool(positions) or not any(ends.values())
         entries = self.driver.store.entries()
         return all(where in entries and entries[where].position >= ends[where] for where in others)
+
+
+def _theirs(positions: Mapping[TopicPartition, int]) -> list[client.TopicPartition]:
+    return [client.TopicPartition(where.topic, where.partition, position) for where, position in positions.items()]
 
 
 def _place(message: client.Message) -> tuple[str | None, int]:

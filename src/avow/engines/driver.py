@@ -6,6 +6,10 @@ A run is made of attempts. Each opens the sink and the log, takes a run's number
 every partition it is to read. A failure that may pass (a broker, the database, a worker) ends the attempt, and another
 starts from the ledger, with back-off and a bound. A named stop ends the run.
 
+What is told, to the Kafka group and to whoever watches, is a courtesy. A thread of its own talks to Kafka for it, and
+not for long: no batch waits for a broker that is away, and no end of a run does. Counts come from the tasks' reports;
+the ledger is read for them only where it is at hand anyway, or where nobody else knows.
+
 Owns: positions, and what is told of them. Must not know: where batches come from, how a sink writes. Neighbours:
 ``spark`` and ``consumer`` (who make batches), ``task`` (what is done with a range), ``ledger`` (the rules).
 """
@@ -15,7 +19,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from avow import ledger, sinks
@@ -28,6 +34,7 @@ from avow.errors import (
     LogTruncated,
     ProtocolViolation,
     RetentionLoss,
+    SinkError,
     SourceError,
     Superseded,
     TooManyDeadLetters,
@@ -41,7 +48,9 @@ from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink
 
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
-LAG_EVERY_S = 1.0
+LAG_EVERY_S = 5.0  # how often the log is asked where it ends
+TELL_S = 3.0  # for one telling, or one question about lag
+KEEP_EVERY_S = 3600.0
 
 # What ends a run for good. Anything else may pass, and is tried again.
 STOPS: dict[str, type[AvowError]] = {
@@ -110,7 +119,8 @@ def _last_word(error: Exception, failures: int) -> AvowError:
 
 
 class Driver:
-    """One attempt's positions. ``tell_every_s`` bounds how often they are told; 0 is after every batch."""
+    """One attempt's positions. ``tell_every_s``: how often they are told at most, beside the batches, none of which
+    waits for it; 0 is after every batch, before the next."""
 
     def __init__(self, pipeline: Pipeline, observer: Observer, *, tell_every_s: float = 0) -> None:
         self._pipeline = pipeline
@@ -121,13 +131,21 @@ class Driver:
         self.positions: dict[TopicPartition, int] = {}  # where the next planned range starts
         self.run = 0
         self.batches = 0
-        self._lag: tuple[int, float | None] = (0, None)
-        self._lag_at = 0.0
-        self._told_at = 0.0
-        self._untold = (0, 0.0)  # offsets and seconds of batches since then
+        self._batch = 0  # the newest one's number
+        self._counts: dict[TopicPartition, Counts] = {}  # over the pipeline's life, in our partitions
+        self._counted = True  # else the ledger is to be asked
+        self._kept_at = time.monotonic()
+        self._teller = _Teller(pipeline)
+        self._moved = False  # positions that the group was not told
+        self._untold = (0, 0.0)  # offsets and seconds of batches since the last progress
+        self._told_at = self._lag_at = float("-inf")
+        self._ends: dict[TopicPartition, int] = {}  # where the log ended when it was last asked
+        self._oldest: float | None = None  # when the oldest record was made that was not claimed then
+        self._lag_told = 0
 
     def close(self) -> None:
         self.release(list(self.positions))
+        self._teller.close()
         self.store.close()
         self.log.close()
 
@@ -152,7 +170,10 @@ class Driver:
             f"run {self.run} of {self._pipeline.name}: {self._pipeline.guarantee}, {len(known)} partitions, from the "
             "ledger"
         )
-        self.tell_group()
+        self._moved = True
+        self._lag_told = self._lag()[0]
+        if not self._tell_every_s:
+            self.tell_group()
 
     def _starts(
         self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
@@ -164,6 +185,8 @@ class Driver:
         fresh = {where for where in known if not entries.get(where)}
         declared = self.log.declared_start(source.start, fresh - set(added))
         declared |= self.log.declared_start("earliest", fresh & set(added))
+        self._counts |= {where: entry.counts for where in known if (entry := entries.get(where))}
+        self._ends |= {where: views[where].end for where in known}
         starts = {
             where: ledger.plan_start(
                 entries.get(where), views[where], declared.get(where, 0), skip_lost=source.on_data_loss == "skip"
@@ -171,10 +194,11 @@ class Driver:
             for where in known
         }
         self.store.adopt({w: Entry(start.position, known[w], self.run) for w, start in starts.items() if start.adopted})
-        for start in starts.values():
+        for where, start in starts.items():
             if start.given_up:
-                lost = len(start.given_up)
-                self.store.claim(start.given_up, self.run, GIVEN_UP_BATCH, Counts(read=lost, skipped=lost))
+                lost = Counts(read=len(start.given_up), skipped=len(start.given_up))
+                self.store.claim(start.given_up, self.run, GIVEN_UP_BATCH, lost)
+                self._counts[where] += lost
                 self._observer.event(f"retention-loss: {start.given_up} is claimed as skipped, as declared")
         return {where: start.position for where, start in starts.items()}
 
@@ -191,58 +215,182 @@ class Driver:
             self.positions[where] = entries[where].position if where in entries else earliest[where]
             self._observer.event(f"partition added: {where.topic}/{where.partition}")
 
-    def release(self, partitions: Collection[TopicPartition]) -> None:
-        """They are no longer ours."""
-        if any(self._untold) and partitions:
-            self.tell_group()
+    def release(self, partitions: Collection[TopicPartition], *, lost: bool = False) -> None:
+        """They are no longer ours, and what is told of them neither. ``lost``: somebody else may have them already, and
+        the last word is theirs."""
+        if partitions and not lost:
+            # Waited for, so that none of our tellings comes after somebody else's; not tried again if Kafka is away.
+            if self._hear(wait=True) and self._moved:
+                self.tell_group()
+            if self._untold[0]:
+                with suppress(AvowError):
+                    self._show()
         for where in partitions:
             self.positions.pop(where, None)
+            self._counts.pop(where, None)
+
+    def reread(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Go by the ledger: a newer run has some of these, or all. Which those are; they are no longer ours."""
+        entries = self.store.entries()
+        gone = [where for where in partitions if entries[where].run > self.run] or list(partitions)
+        self.release(gone, lost=True)
+        self.positions |= {where: entries[where].position for where in partitions if where in self.positions}
+        self._counts |= {where: entries[where].counts for where in partitions if where in self.positions}
+        return gone
+
+    def keep(self) -> None:
+        """To be called often, also when nothing comes: about hourly the ledger is read. In a sink where positions are
+        forgotten that do not change, that writes them anew."""
+        if time.monotonic() - self._kept_at >= KEEP_EVERY_S:
+            self._kept_at = time.monotonic()
+            with suppress(SinkError):  # there is time for many more tries
+                self.store.entries()
 
     # Batches
 
     def work(self, batch: int, ranges: Mapping[TopicPartition, OffsetRange]) -> Work:
         return Work(self._pipeline, self.run, batch, ranges, self.store.brief())
 
-    def finish(self, work: Work, staged: Sequence[bytes], started: float) -> None:
-        """All ranges of a batch are delivered, or staged: commit these, and tell."""
+    def finish(
+        self,
+        work: Work,
+        staged: Sequence[bytes],
+        started: float,
+        counts: Mapping[TopicPartition, Counts] | None = None,
+    ) -> None:
+        """All ranges of a batch are delivered, or staged: commit these, and tell. ``counts``: what became of each,
+        where no attempt can have done it whose report is lost."""
         if staged:
             assert isinstance(self.store, CommittingSink)
             commit_staged(staged, work, self.store)
         for where, planned in work.ranges.items():
             self.positions[where] = planned.until
         self.batches += 1
-        now = time.monotonic()
+        self._batch = work.batch
+        self._moved = True
         offsets, seconds = self._untold
-        self._untold = offsets + sum(map(len, work.ranges.values())), seconds + now - started
-        if now - self._told_at >= self._tell_every_s:
-            self.tell_group()
-            self._tell_progress(work.batch)
-            self._untold, self._told_at = (0, 0.0), time.monotonic()
+        self._untold = offsets + sum(map(len, work.ranges.values())), seconds + time.monotonic() - started
+        if counts is None or staged:  # a commit may have found some of it claimed already
+            self._counted = False
+        else:
+            self._counts |= {where: self._counts.get(where, ledger.NOTHING) + new for where, new in counts.items()}
+        if not self._tell_every_s:
+            self.tell()
 
     # Telling
 
-    def tell_group(self) -> None:
-        """Let lag tools see the positions. It is a courtesy: the truth is in the ledger."""
-        if sinks.SINKS[self._pipeline.sink.kind].ledger_in_group:
-            return
-        try:
-            self.log.tell(self.positions)
-        except SourceError as error:
-            self._observer.event(f"the group could not be told its positions: {first_line(error)}")
-
-    def _tell_progress(self, batch: int) -> None:
+    def tell(self) -> None:
+        """To be called often, also when nothing comes: tells what is untold, if it is time."""
+        self._hear()
         now = time.monotonic()
-        if now - self._lag_at > LAG_EVERY_S:
-            with suppress(SourceError):
-                self._lag = self._measure_lag()
-            self._lag_at = now
-        counts = sum((entry.counts for entry in self.store.entries().values()), ledger.NOTHING)
-        self._observer.progress(Progress(self.run, batch, *self._untold, counts, *self._lag))
+        if now - self._told_at < self._tell_every_s:
+            return
+        lag = now - self._lag_at >= LAG_EVERY_S
+        if self.positions and (self._moved or lag) and self._teller.tell(self.positions, group=self._moved, lag=lag):
+            self._moved = False
+            self._lag_at = now if lag else self._lag_at
+            if not self._tell_every_s:
+                self._hear(wait=True)
+        if self._untold[0] or self._lag()[0] != self._lag_told:
+            self._show()
+        self._told_at = now
 
-    def _measure_lag(self) -> tuple[int, float | None]:
-        """In records, and in seconds: the age of the oldest record that is not claimed."""
-        ends = self.log.stable_ends(self.positions)
-        behind = {where: position for where, position in self.positions.items() if position < ends[where]}
-        records = sum(ends[where] - position for where, position in behind.items())
-        stamps = [stamp for stamp in self.log.timestamps_at(behind).values() if stamp is not None]
-        return records, time.time() - min(stamps) / 1000 if stamps else None
+    def _show(self) -> None:
+        if not self._counted:
+            entries = self.store.entries()
+            self._counts = {where: entries[where].counts for where in self.positions if where in entries}
+            self._counted = True
+        lag = self._lag()
+        counts = sum(self._counts.values(), ledger.NOTHING)
+        self._observer.progress(Progress(self.run, self._batch, *self._untold, counts, *lag))
+        self._untold, self._lag_told = (0, 0.0), lag[0]
+
+    def _lag(self) -> tuple[int, float | None]:
+        """In records, as far as the log went when it was last asked; and the age of the oldest."""
+        late = [end - at for where, at in self.positions.items() if (end := self._ends.get(where, at)) > at]
+        return sum(late), time.time() - self._oldest if late and self._oldest is not None else None
+
+    def tell_group(self) -> None:
+        """Let lag tools see the positions, and wait for it. It is a courtesy: the truth is in the ledger."""
+        self._hear(wait=True)
+        self._moved = False
+        self._teller.tell(self.positions, group=True, lag=False)
+        self._hear(wait=True)
+
+    def _hear(self, *, wait: bool = False) -> bool:
+        """What the teller has to say. ``wait``: until it is done. False if it has failed."""
+        match self._teller.heard(wait=wait):
+            case SourceError() as error:
+                self._moved = True
+                self._observer.event(f"the group could not be told its positions: {first_line(error)}")
+                return False
+            case _Ends(ends, oldest):
+                self._ends |= ends
+                self._oldest = oldest
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where the log ended, and when the oldest record was made that was not claimed by then."""
+
+    ends: dict[TopicPartition, int]
+    oldest: float | None
+
+
+class _Teller:
+    """Tells the group its positions and looks where the log ends, in a thread with clients of its own."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._tells = not sinks.SINKS[pipeline.sink.kind].ledger_in_group
+        self._log: Log | None = None
+        self._thread = ThreadPoolExecutor(1, "teller")
+        self._telling: Future[_Ends | None] | None = None
+
+    def tell(self, positions: Mapping[TopicPartition, int], *, group: bool, lag: bool) -> bool:
+        """Begin, unless it is still at it."""
+        if self._telling is not None:
+            return False
+        self._telling = self._thread.submit(self._tell, dict(positions), group and self._tells, lag)
+        return True
+
+    def heard(self, *, wait: bool = False) -> _Ends | SourceError | None:
+        """What came of it, once."""
+        if self._telling is None or not (wait or self._telling.done()):
+            return None
+        telling, self._telling = self._telling, None
+        try:
+            return telling.result()
+        except SourceError as error:
+            return error
+
+    def _tell(self, positions: dict[TopicPartition, int], group: bool, lag: bool) -> _Ends | None:
+        self._log = self._log or Log(self._pipeline.source, self._pipeline.name, timeout_s=TELL_S)
+        try:
+            if group:
+                self._log.tell(positions)
+        except SourceError:
+            self._let_go()
+            raise
+        try:
+            return _ends(self._log, positions) if lag else None
+        except SourceError:
+            self._let_go()
+            return None
+
+    def _let_go(self) -> None:
+        """A client goes on asking the broker that it believes in charge: the next question has a new one."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._let_go()
+
+
+def _ends(log: Log, positions: Mapping[TopicPartition, int]) -> _Ends:
+    ends = log.stable_ends(positions)
+    stamps = [stamp for stamp in log.timestamps_at(positions, ends).values() if stamp is not None]
+    return _Ends(ends, min(stamps) / 1000 if stamps else None)

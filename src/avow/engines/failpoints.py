@@ -13,6 +13,7 @@ And places where a pipeline can be made to break its word on purpose, so that a 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # a command that only names a failpoint need not wait for Arr
 VARIABLE = "AVOW_FAILPOINT"
 DRIVER = "AVOW_DRIVER_PID"
 CANARY = "AVOW_CANARY"
+
+SENT_WITHIN_S = 0.5  # before a process is stopped: what it gave to a client has left, and a transaction has begun
 
 
 def declared() -> dict[str, str]:
@@ -48,15 +51,19 @@ def failpoint(name: str, batch: int) -> None:
         return
     if who == "answer":
         raise OSError("the answer was lost, as a failpoint wished")
+    if who == "stop":
+        time.sleep(SENT_WITHIN_S)
+        os.kill(os.getpid(), SIGSTOP)
+        return
     for process in list(_above(who)):
         process.send_signal(SIGKILL)
-    os.kill(os.getpid(), SIGSTOP if who == "stop" else SIGKILL)
+    os.kill(os.getpid(), SIGKILL)
 
 
 def _above(who: str) -> Iterator[psutil.Process]:
     """The processes above this one that are to go too; none if the last of them is not above it."""
     found = []
-    for process in psutil.Process().parents() if who not in ("worker", "stop") else []:
+    for process in psutil.Process().parents() if who != "worker" else []:
         found.append(process)
         if process.name() == "java" if who == "executor" else process.pid == int(os.environ.get(DRIVER, 0)):
             yield from found
@@ -68,14 +75,15 @@ def order(steps: tuple[frozenset[Act], ...]) -> tuple[frozenset[Act], ...]:
     return steps[::-1] if os.environ.get(CANARY) == "swap" else steps
 
 
-def sabotaged(rows: pa.RecordBatch, offset_column: str) -> pa.RecordBatch:
-    """The rows as they were given, unless a canary drops or doubles one in so many."""
+def copies(offset: int) -> int:
+    """How often a record's row is to be written: once, unless a canary drops or doubles one in so many."""
     what, _, every = os.environ.get(CANARY, "").partition(":")
-    if what not in ("drop", "double"):
+    return 1 if what not in ("drop", "double") or (offset + 1) % int(every) else {"drop": 0, "double": 2}[what]
+
+
+def sabotaged(rows: pa.RecordBatch, offset_column: str) -> pa.RecordBatch:
+    """The rows as they were given, unless there is a canary."""
+    if CANARY not in os.environ:
         return rows
-    keep = [
-        row
-        for row, offset in enumerate(rows.column(offset_column).to_pylist())
-        for _ in range(1 if (offset + 1) % int(every) else {"drop": 0, "double": 2}[what])
-    ]
-    return rows.take(keep)
+    offsets = rows.column(offset_column).to_pylist()
+    return rows.take([row for row, offset in enumerate(offsets) for _ in range(copies(offset))])

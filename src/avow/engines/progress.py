@@ -10,12 +10,13 @@ from avow.ledger import Counts
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run has come to, told after every batch."""
+    """What a run has come to, told after every batch; by the consumer engine once a second, if there is something new.
+    It is about the partitions that this process reads."""
 
     run: int
-    batch: int
-    offsets: int  # covered by this batch
-    seconds: float  # this batch took
+    batch: int  # the newest
+    offsets: int  # covered since it was last told
+    seconds: float  # that took
     counts: Counts  # over the pipeline's life
     lag_records: int
     lag_seconds: float | None  # the age of the oldest record that is not claimed; None if there is none

@@ -68,12 +68,12 @@ def _redrive_some(
     sink = sinks.redriving(pipeline)
     with sink.act():
         # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
-        sink.entry(where.topic, where.partition, lock=True)
+        sink.entries([where], lock=True)
         letters = sink.dead_letters(selection, AT_ONCE)
         if not letters:
             return Redriven(), None
         span = OffsetRange(where.topic, where.partition, letters[0].offset, letters[-1].offset + 1)
-        prepared = decode_batch(_batch(letters), span, pipeline)
+        prepared = decode_batch(_batch(letters), pipeline)
         rows = prepared.rows
         if pipeline.by_sql:
             rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)

@@ -175,9 +175,13 @@ class _Attempt:
         try:
             while not self._query.awaitTermination(1):
                 # Between two batches nothing is in flight; inside one, the batch ends first.
-                if self._stop.is_set() and self._batch_running.acquire(blocking=False):
-                    self._batch_running.release()
-                    return
+                if self._batch_running.acquire(blocking=False):
+                    try:
+                        if self._stop.is_set():
+                            return
+                        self.driver.keep()
+                    finally:
+                        self._batch_running.release()
         except StreamingQueryException:
             # Spark tells of our own exception as text; the exception itself says more.
             if self._failure is None:

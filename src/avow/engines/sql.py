@@ -173,8 +173,8 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
         seen = [np.empty(0, np.int64)]
         columns: pa.Schema | None = None
-        for batch in rows:
-            batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
+        left = (batch.filter(pc.greater_equal(batch.column(offset), todo.start)) for batch in rows)
+        for batch in whole_records(left, offset):
             batch = _headers(batch, work.pipeline, headers_from_text)
             columns = batch.schema
             seen.append(numbers(batch.column(offset)))
@@ -185,6 +185,30 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
             yield _told(told, todo, columns, np.concatenate(seen), offset)
 
     return prepare
+
+
+def whole_records(batches: Iterable[pa.RecordBatch], offset: str) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that end between two records: one of which the query makes many rows is counted, and
+    taken or refused, as one."""
+    held: list[pa.RecordBatch] = []  # ends with rows of a record that may go on
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        cut = 0
+        if held:
+            last = held[-1].column(offset)[-1].as_py()
+            cut = int(np.searchsorted(numbers(batch.column(offset)), last, "right"))
+            held += [batch.slice(0, cut)] if cut else []
+        if cut < batch.num_rows:
+            if held:
+                yield _joined(held)
+            held = [batch.slice(cut)]
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _told(note: Note, todo: OffsetRange, columns: pa.Schema | None, seen: np.ndarray, offset: str) -> Prepared:

@@ -1,4 +1,4 @@
-"""The work on one partition's offset range: judge, decode, write, claim, in the order the guarantee names.
+"""The work on an offset range: judge, decode, write, claim, in the order the guarantee names.
 
 This is the one function that every engine runs. It is handed records as Arrow batches and a sink; it asks the sink for
 acts in the order of ``Guarantee.steps``, and ``ledger`` for every decision. What it gives back is a ``Report``.
@@ -23,14 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow import ledger
+from avow.arrow import no_rows
 from avow.decode import Decoder, decoder
 from avow.engines.failpoints import failpoint, order, sabotaged
 from avow.errors import ConfigError, ProtocolViolation, TooManyDeadLetters
 from avow.guarantee import Act
 from avow.kafka.log import Log, TopicPartition, fingerprint
+from avow.kafka.reader import COLUMNS
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import Pipeline
-from avow.sinks.base import CommittingSink, DeadLetter, Rows, StagingSink, TaskSink, Writer
+from avow.sinks import SINKS
+from avow.sinks.base import CommittingSink, DeadLetter, Move, Rows, StagingSink, TaskSink, Writer
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
 SHARE_COUNTS_FROM = 1_000
@@ -64,7 +67,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Records that were decoded, on their way into the sink."""
+    """Records that were decoded, on their way into the sink. All rows of a record are in one of these."""
 
     rows: Rows
     offsets: np.ndarray  # of every visible record these came from, ascending
@@ -104,28 +107,80 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
         outcome = _write(prepare(planned), planned, work, sink)
         staged = sink.staged(planned, outcome.counts, outcome.last)
         return Report(planned, outcome.counts, time.monotonic() - started, staged)
-    todo: OffsetRange | None = None
+    acting = sink
+
+    def write(todo: Sequence[OffsetRange]) -> list[_Outcome]:
+        return [_write(prepare(one), one, work, acting) for one in todo]
+
+    ((done, outcome),) = _acts([planned], write, work, acting)
+    return Report(done, outcome.counts, time.monotonic() - started)
+
+
+def can_join(pipeline: Pipeline) -> bool:
+    """Whether ``deliver_joined`` can be used: rows are appended as they were decoded, by acts that span partitions."""
+    return SINKS[pipeline.sink.kind].spanning and pipeline.sink.mode == "append" and pipeline.transform is None
+
+
+def deliver_joined(
+    batches: Mapping[OffsetRange, pa.RecordBatch | None], work: Work, sink: TaskSink
+) -> dict[OffsetRange, Counts]:
+    """Bring small ranges of several partitions into the sink, in the same acts: what an act costs is then paid once.
+    ``batches``: the visible records of each, if there are any. What became of each."""
+    planned = list(batches)
+
+    def write(todo: Sequence[OffsetRange]) -> list[_Outcome]:
+        rests = [_rest(batches[whole], one) for whole, one in zip(planned, todo, strict=True)]
+        return _write_joined(rests, todo, work, sink)
+
+    done = _acts(planned, write, work, sink)
+    return {one: outcome.counts for one, (_, outcome) in zip(planned, done, strict=True)}
+
+
+def _rest(batch: pa.RecordBatch | None, todo: OffsetRange) -> pa.RecordBatch:
+    if batch is None or not todo:
+        return no_rows(COLUMNS)
+    return batch.slice(int(np.searchsorted(numbers(batch.column("offset")), todo.start)))
+
+
+def _acts(
+    planned: Sequence[OffsetRange],
+    write: Callable[[Sequence[OffsetRange]], list[_Outcome]],
+    work: Work,
+    sink: TaskSink,
+) -> list[tuple[OffsetRange, _Outcome]]:
+    """The guarantee's acts over these ranges. What of each was left to do, and what became of that."""
+    todo: list[OffsetRange] | None = None
     claimed = False
-    outcome = _Outcome()
+    outcomes = [_Outcome() for _ in planned]
+    places = [TopicPartition(one.topic, one.partition) for one in planned]
     for step in order(work.pipeline.guarantee.steps):
         with sink.act():
-            before = sink.entry(planned.topic, planned.partition, lock=Act.CLAIM in step)
-            ledger.check_fence(before, work.run)
+            entries = sink.entries(places, lock=Act.CLAIM in step)
+            for entry in entries:
+                ledger.check_fence(entry, work.run)
             if todo is None:
-                todo = ledger.judge(before.position, planned)
-                if not todo:
+                todo = [ledger.judge(entry.position, one) for entry, one in zip(entries, planned, strict=True)]
+                if not any(todo):
                     break  # a replay: the act is empty, and there is nothing to write
             if Act.WRITE in step:
-                outcome = _write(prepare(todo), todo, work, sink)
+                outcomes = write(todo)
             if Act.CLAIM in step:
-                after = ledger.claim(before, todo, work.run, outcome.counts, outcome.last)
-                sink.claim(before, after, todo, work.batch)
+                sink.claim(
+                    [
+                        Move(entry, ledger.claim(entry, one, work.run, outcome.counts, outcome.last), one)
+                        for entry, one, outcome in zip(entries, todo, outcomes, strict=True)
+                        if one
+                    ],
+                    work.batch,
+                )
                 claimed = True
             elif claimed:
-                sink.tally(todo, outcome.counts, outcome.last)
+                for one, outcome in zip(todo, outcomes, strict=True):
+                    if one:
+                        sink.tally(one, outcome.counts, outcome.last)
         failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
     assert todo is not None
-    return Report(todo, outcome.counts, time.monotonic() - started)
+    return list(zip(todo, outcomes, strict=True))
 
 
 def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> None:
@@ -175,6 +230,39 @@ def _write(prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: Wr
     return outcome
 
 
+def _write_joined(
+    batches: Sequence[pa.RecordBatch], todo: Sequence[OffsetRange], work: Work, sink: Writer
+) -> list[_Outcome]:
+    """Write the records of several ranges, decoded and put into the sink as one; bury what cannot be taken."""
+    pipeline = work.pipeline
+    for batch, one in zip(batches, todo, strict=True):
+        if batch.num_rows:
+            check_batch(batch, one, one.start)
+    whole = pa.concat_batches(batches)
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    found = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres").decode(whole)
+    rows = _with_lineage(found.rows, whole, found.kept, pipeline)
+    deletes = _with_lineage(found.deletes, whole, found.deleted, pipeline)
+    refused = sink.write(Rows(sabotaged(rows, pipeline.sink.lineage[2]), deletes)).refused if whole.num_rows else {}
+    letters = {dead.index: _letter(whole, dead.index, dead.reason, dead.detail) for dead in found.dead}
+    for row, why in refused.items():
+        index = found.kept[row].as_py()
+        letters[index] = _letter(whole, index, REFUSED, why)
+    taken = np.searchsorted(numbers(found.kept), ends) + np.searchsorted(numbers(found.deleted), ends)
+    gone = np.searchsorted(sorted(found.kept[row].as_py() for row in refused), ends)
+    outcomes = []
+    for batch, one, end, written in zip(batches, todo, ends, np.diff(taken - gone, prepend=0), strict=True):
+        count = batch.num_rows
+        mine = [letters[index] for index in sorted(letters) if end - count <= index < end]
+        last = last_fingerprint(batch) if count else None
+        outcome = _Outcome(count, len(mine), int(written), count - len(mine) - int(written), last, mine)
+        _check_share(outcome, one, pipeline.dead_letters.max_share)
+        outcomes.append(outcome)
+    failpoint("mid-write", work.batch)
+    sink.bury([letter for outcome in outcomes for letter in outcome.letters])
+    return outcomes
+
+
 def _check_share(outcome: _Outcome, todo: OffsetRange, max_share: float) -> None:
     if outcome.dead <= max_share * max(outcome.read, SHARE_COUNTS_FROM):
         return
@@ -189,16 +277,20 @@ def _check_share(outcome: _Outcome, todo: OffsetRange, max_share: float) -> None
     )
 
 
-def decode_batch(batch: pa.RecordBatch, todo: OffsetRange, pipeline: Pipeline) -> Prepared:
+def decode_batch(batch: pa.RecordBatch, pipeline: Pipeline) -> Prepared:
     """Decode a single batch."""
     decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
-    return _decode(batch, todo, decode, python_transform(pipeline), pipeline)
+    return _decode(batch, decode, python_transform(pipeline), pipeline)
 
 
-def decoded(read: Reading, pipeline: Pipeline) -> Preparing:
-    """Read and decode records, and put them through the Python transform if there is one."""
+def decoded(read: Reading, pipeline: Pipeline, *, ahead: bool = True) -> Preparing:
+    """Read and decode records, and put them through the Python transform if there is one. ``ahead``: a batch while the
+    one before is written; for a single batch that costs a thread, and brings nothing."""
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
+        if not ahead:
+            yield from each(todo)
+            return
         with one_ahead(each(todo)) as ready:
             yield from ready
 
@@ -210,7 +302,7 @@ def decoded(read: Reading, pipeline: Pipeline) -> Preparing:
         for batch in read(todo):
             check_batch(batch, todo, position)
             position = batch.column("offset")[-1].as_py() + 1
-            yield _decode(batch, todo, decode, change, pipeline)
+            yield _decode(batch, decode, change, pipeline)
 
     return prepare
 
@@ -249,9 +341,10 @@ def one_ahead(items: Iterator[T]) -> Iterator[Iterator[T]]:
         yield take()
     finally:
         enough.set()
-        while thread.is_alive():  # it may wait to put down what nobody will take
-            with suppress(Empty):
-                ready.get(timeout=0.01)
+        while thread.is_alive():
+            with suppress(Empty):  # it may wait to put down what nobody will take
+                ready.get_nowait()
+            thread.join(0.01)
 
 
 @dataclass(slots=True)
@@ -277,9 +370,7 @@ def check_batch(batch: pa.RecordBatch, wanted: OffsetRange, position: int) -> No
         raise ProtocolViolation(f"records from {batch.slice(0, 1).to_pylist()} are not those of {wanted}, in order")
 
 
-def _decode(
-    batch: pa.RecordBatch, todo: OffsetRange, decode: Decoder, change: Transform | None, pipeline: Pipeline
-) -> Prepared:
+def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: Pipeline) -> Prepared:
     found = decode.decode(batch)
     rows = _with_lineage(found.rows, batch, found.kept, pipeline)
     if change is not None:
@@ -287,7 +378,7 @@ def _decode(
     return Prepared(
         rows=Rows(rows, _with_lineage(found.deletes, batch, found.deleted, pipeline)),
         offsets=numbers(batch.column("offset")),
-        letters=[_letter(batch, dead.index, todo, dead.reason, dead.detail) for dead in found.dead],
+        letters=[_letter(batch, dead.index, dead.reason, dead.detail) for dead in found.dead],
         skipped=found.skipped,
         last=last_fingerprint(batch),
         source=batch,
@@ -354,11 +445,11 @@ def _record(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
     return record | {"timestamp_ms": -1 if microseconds is None else microseconds // 1000}
 
 
-def _letter(batch: pa.RecordBatch, index: int, todo: OffsetRange, reason: str, detail: str) -> DeadLetter:
+def _letter(batch: pa.RecordBatch, index: int, reason: str, detail: str) -> DeadLetter:
     record = _record(batch, index)
     return DeadLetter(
-        topic=todo.topic,
-        partition=todo.partition,
+        topic=batch.column("topic")[index].as_py(),
+        partition=batch.column("partition")[index].as_py(),
         offset=record["offset"],
         timestamp_ms=record["timestamp_ms"],
         key=record["key"],
@@ -378,7 +469,7 @@ def _refused_letters(
     if source is not None:
         offsets = numbers(source.column("offset"))
         places = {offset: int(np.searchsorted(offsets, offset)) for offset in refused}
-        return [_letter(source, places[offset], todo, REFUSED, why) for offset, why in sorted(refused.items())]
+        return [_letter(source, places[offset], REFUSED, why) for offset, why in sorted(refused.items())]
     # The records have gone by, or went through SQL without their bytes: read them again.
     with Log(pipeline.source, pipeline.name) as log:
         found = log.records(TopicPartition(todo.topic, todo.partition), sorted(refused))

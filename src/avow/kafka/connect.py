@@ -1,14 +1,16 @@
 """Clients of Kafka, made from the pipeline's settings, and what they say made fit to be shown.
 
 Owns: the settings that all clients have in common, and that no value of the environment or of a setting is shown. Must
-not know: what a client is used for. Its neighbours are ``log``,
-``reader`` and the Kafka sink.
+not know: what a client is used for. Its neighbours are ``log``, ``reader`` and the Kafka sink.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import confluent_kafka as client
@@ -18,6 +20,8 @@ from confluent_kafka.admin import AdminClient
 from avow.errors import ConfigError
 from avow.kafka.metadata import QUIET
 from avow.settings import Source, revealed
+
+_SHORT_S = 0.1  # from 0.2 on, confluent-kafka makes several of one wait
 
 
 def settings_of(source: Source) -> dict[str, Any]:
@@ -49,6 +53,41 @@ def made(kind: type[Client], settings: dict[str, Any], given: Mapping[str, str],
             f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {strike(given.values(), text)}",
             advice="Client settings are spelled as librdkafka spells them; some of Java's are not among them.",
         ) from None
+
+
+def in_time(timeout_s: float, call: Callable[[], None]) -> None:
+    """The call, or the error that it timed out.
+
+    ``send_offsets_to_transaction`` of librdkafka (2.16) does not keep the time-out that it is given: while the
+    coordinator of the group is dead it waits, however long that is. It is then left to itself, in a thread of its own.
+    """
+    ended: Future[None] = Future()
+
+    def attempt() -> None:
+        try:
+            call()
+            ended.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
+            ended.set_exception(error)
+
+    threading.Thread(target=attempt, daemon=True).start()
+    try:
+        ended.result(timeout_s)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+
+
+def flushed(producer: client.Producer, timeout_s: float) -> int:
+    """Wait until all that was given to the producer has ended, or for so long. How much has not.
+
+    In short waits. A longer one confluent-kafka (2.16) goes on with after a fatal error, and calls our functions while
+    the error is Python's to raise: they fail in the middle, the error vanishes, or one comes out that no ``except``
+    can catch.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (left := producer.flush(_SHORT_S)) and time.monotonic() < deadline:
+        pass
+    return left
 
 
 def _complaint(error: Exception) -> str:

@@ -4,6 +4,8 @@ Lag is counted against the last stable offset: what a transaction that is still 
 position behind which no committed record stands is not behind at all, whatever markers follow it. In seconds it is the
 age of the oldest committed record that the group has not passed.
 
+Each question is asked through an open ``Log``, whose own group does not matter.
+
 Owns: these answers. Must not know: pipelines, sinks. Its neighbour is ``log``.
 """
 
@@ -14,13 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-
 from avow.errors import SourceError
-from avow.kafka.log import Log, TopicPartition
-from avow.settings import Source
-
-TIMEOUT_S = 30.0
+from avow.kafka.log import Log, TopicPartition, answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +42,30 @@ class Lag:
     topic: str
     partition: int
     position: int
-    stable_end: int | None  # None: there is no such partition any more
+    stable_end: int | None  # None: nobody says it, for the partition has no leader
     records: int | None  # an upper bound: markers and aborted records in between are counted
     seconds: float | None  # None: nothing to wait for, or not known
     note: str
     metadata: str
 
 
-def names(source: Source) -> dict[str, str]:
+def names(log: Log) -> dict[str, str]:
     """Every group -> its state."""
-    with Log(source, "avow") as log:
-        try:
-            listed = log.admin.list_consumer_groups(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
-        except KafkaException as error:
-            raise _failed("the groups", error) from None
+    listed = log.ask(
+        "for its groups",
+        lambda timeout_s: answers({"": log.admin.list_consumer_groups(request_timeout=timeout_s)}, timeout_s)[""],
+    )
     return {one.group_id: _word(one.state) for one in sorted(listed.valid, key=lambda one: one.group_id)}
 
 
-def describe(source: Source, groups: Iterable[str]) -> list[Group]:
+def describe(log: Log, groups: Iterable[str]) -> list[Group]:
     wanted = sorted(set(groups))
     if not wanted:
         return []
-    with Log(source, "avow") as log:
-        try:
-            asked = log.admin.describe_consumer_groups(wanted, request_timeout=TIMEOUT_S)
-            found = {name: asked[name].result(TIMEOUT_S) for name in wanted}
-        except KafkaException as error:
-            raise _failed("the members of the groups", error) from None
+    found = log.ask(
+        "for the members of groups",
+        lambda timeout_s: answers(log.admin.describe_consumer_groups(wanted, request_timeout=timeout_s), timeout_s),
+    )
     return [
         Group(
             name,
@@ -89,21 +83,43 @@ def describe(source: Source, groups: Iterable[str]) -> list[Group]:
     ]
 
 
-def lag(source: Source, group: str) -> list[Lag]:
+def lag(log: Log, group: str) -> list[Lag]:
     """Of every partition for which the group has a position."""
-    with Log(source, group) as log:
-        committed = _committed(log, group)
-        there = {TopicPartition(one.topic, one.partition) for one in log.cluster().partitions}
-        positions = {where: offset for where, (offset, _) in committed.items() if where in there}
-        offsets, stable = log.offsets(positions), log.stable_ends(positions)
-        behind = {where: offset for where, offset in positions.items() if offset < stable[where]}
-        # Retention may have passed a position: the oldest record that is left is then what it waits for.
-        stamps = log.timestamps_at({where: max(offset, offsets[where][0]) for where, offset in behind.items()})
+    there = {TopicPartition(one.topic, one.partition): one for one in log.cluster().partitions}
+    committed = log.committed([group], there)[group]
+    # A question about a partition without a leader has no answer, and would take the others' with it.
+    led = {where: offset for where, (offset, _) in committed.items() if there[where].leader >= 0}
+    offsets, stable = log.offsets(led), log.stable_ends(led)
+    behind = {where: offset for where, offset in led.items() if offset < stable[where]}
+    # Retention may have passed a position: the oldest record that is left is then what it waits for.
+    stamps = log.timestamps_at({where: max(offset, offsets[where][0]) for where, offset in behind.items()})
     now = time.time()
     return [
-        _lag(group, where, *committed[where], offsets.get(where), stable.get(where), stamps.get(where), now)
+        _lag(group, where, *committed[where], offsets[where], stable[where], stamps.get(where), now)
+        if where in led
+        else _unled(group, where, *committed[where])
         for where in sorted(committed)
     ]
+
+
+def refuse_missing(log: Log, groups: Iterable[str]) -> None:
+    """A ``SourceError`` names a group that is not there."""
+    known = names(log)
+    for group in groups:
+        if group not in known and not positions(log, [group])[group]:
+            raise SourceError(
+                f"there is no group {group}",
+                advice="`avow groups` lists those there are. Kafka forgets one without members and positions.",
+            )
+
+
+def positions(log: Log, groups: Iterable[str]) -> dict[str, dict[TopicPartition, int]]:
+    """What many groups have committed. All are asked at once."""
+    there = _there(log)
+    return {
+        group: {where: at for where, (at, _) in found.items()}
+        for group, found in log.committed(list(groups), there).items()
+    }
 
 
 def _lag(
@@ -111,47 +127,32 @@ def _lag(
     where: TopicPartition,
     position: int,
     metadata: str,
-    offsets: tuple[int, int] | None,
-    stable: int | None,
+    offsets: tuple[int, int],
+    stable: int,
     stamp_ms: int | None,
     now: float,
 ) -> Lag:
-    seconds: float | None = None
-    if offsets is None or stable is None:
-        records, note = None, "no such partition any more"
-    else:
-        earliest, end = offsets
-        notes = []
-        if position < earliest:
-            notes.append(f"retention has deleted {earliest - position:,} offsets that it has not read")
-        if position > end:
-            notes.append(f"the log ends at {end:,}, before the position")
-        if end > stable:
-            notes.append(f"a transaction is open: {end - stable:,} offsets wait for its end")
-        # Without a record that is visible, all that follows are markers or aborted records.
-        records = stable - max(position, earliest) if stamp_ms is not None else 0
-        if stamp_ms is not None and stamp_ms >= 0:
-            seconds = max(0.0, now - stamp_ms / 1000)
-        note = "; ".join(notes)
+    earliest, end = offsets
+    notes = []
+    if position < earliest:
+        notes.append(f"retention has deleted {earliest - position:,} offsets that it has not read")
+    if position > end:
+        notes.append(f"the log ends at {end:,}, before the position")
+    if end > stable:
+        notes.append(f"a transaction is open: {end - stable:,} offsets wait for its end")
+    # Without a record that is visible, all that follows are markers or aborted records.
+    records = stable - max(position, earliest) if stamp_ms is not None else 0
+    seconds = max(0.0, now - stamp_ms / 1000) if stamp_ms is not None and stamp_ms >= 0 else None
+    note = "; ".join(notes)
     return Lag(group, where.topic, where.partition, position, stable, records, seconds, note, metadata)
 
 
-def _committed(log: Log, group: str) -> dict[TopicPartition, tuple[int, str]]:
-    request = [ConsumerGroupTopicPartitions(group)]
-    try:
-        asked = log.admin.list_consumer_group_offsets(request, request_timeout=TIMEOUT_S)
-        answer = asked[group].result(TIMEOUT_S).topic_partitions or []
-    except KafkaException as error:
-        raise _failed(f"the positions of group {group}", error) from None
-    return {
-        TopicPartition(one.topic, one.partition): (one.offset, one.metadata or "") for one in answer if one.offset >= 0
-    }
+def _unled(group: str, where: TopicPartition, position: int, metadata: str) -> Lag:
+    return Lag(group, where.topic, where.partition, position, None, None, None, "it has no leader", metadata)
 
 
-def _failed(what: str, error: KafkaException) -> SourceError:
-    return SourceError(
-        f"Kafka was asked for {what}: {error.args[0].str()}", advice="Check that the cluster is up, and your rights."
-    )
+def _there(log: Log) -> list[TopicPartition]:
+    return [TopicPartition(one.topic, one.partition) for one in log.cluster().partitions]
 
 
 def _word(state: Any) -> str:

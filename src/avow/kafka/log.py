@@ -27,8 +27,9 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self, TypeVar, cast
@@ -37,13 +38,14 @@ import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
-from avow.errors import SourceError
+from avow.errors import ConfigError, SourceError
+from avow.kafka.committed import committed, reader
 from avow.kafka.connect import made, settings_of, strike
-from avow.kafka.metadata import ClusterView, view
+from avow.kafka.metadata import ClusterView, as_view
 from avow.ledger import Entry, Fingerprint, LogView
 from avow.settings import Source, Start, revealed
 
-__all__ = ["Log", "Record", "TopicPartition", "fingerprint"]
+__all__ = ["Log", "Record", "TopicPartition", "answers", "fingerprint"]
 
 Answer = TypeVar("Answer")
 Name = TypeVar("Name")
@@ -68,9 +70,19 @@ _ADVICE = {
 # What a connection complains of, most telling first. A request over it only says that it timed out.
 _TROUBLES = (KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE, KafkaError._TRANSPORT)
 
+# What was asked for cannot be, and the broker says why.
+_REFUSED = (
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION,  # a name that no topic may have
+)
+
 # A broker learns of a new topic a moment after the one that was asked to make it.
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
 _NEWS_S = 1.0
+_GROUPS_AT_ONCE = 8
 
 # What passes when a broker dies and others take over, or when one comes back.
 _PASSING = (
@@ -137,7 +149,7 @@ class Log:
     def __init__(self, source: Source, group: str, *, timeout_s: float = 30) -> None:
         self._source = source
         self._group = group
-        self._timeout_s = timeout_s  # of one question, however often it has to be asked
+        self.timeout_s = timeout_s  # of one question, however often it has to be asked
         self._brokers = source.shown("brokers")
         self._troubles: deque[KafkaError] = deque(maxlen=100)
         troubles = self._troubles  # not self: the admin client ends with its last reference, and it holds this
@@ -168,7 +180,7 @@ class Log:
 
     def cluster(self) -> ClusterView:
         """Brokers, leaders and replicas of all topics."""
-        return self._ask("for its metadata", lambda timeout_s: view(self._admin, timeout_s))
+        return self.ask("for its metadata", lambda timeout_s: as_view(self._admin.list_topics(timeout=timeout_s)))
 
     # Which partitions there are
 
@@ -180,7 +192,7 @@ class Log:
         """
         pattern = self._source.topics_pattern
         if pattern is None:
-            return _by_partition(self._declared(self._source.topics))
+            return self.partitions_of(self._source.topics)
         found = _by_partition(
             topic
             for topic in self._described(name for name in self._topic_names() if re.fullmatch(pattern, name)).values()
@@ -193,11 +205,13 @@ class Log:
             )
         return found
 
+    def partitions_of(self, topics: Iterable[str]) -> dict[TopicPartition, str]:
+        """Every partition of these topics -> topic id. They must be there."""
+        return _by_partition(self._declared(topics))
+
     def _topic_names(self) -> list[str]:
         return sorted(
-            self._ask(
-                "for the names of all topics", lambda timeout_s: self._admin.list_topics(timeout=timeout_s).topics
-            )
+            self.ask("for the names of all topics", lambda timeout_s: self._admin.list_topics(timeout=timeout_s).topics)
         )
 
     def _described(self, topics: Iterable[str]) -> dict[str, TopicDescription | None]:
@@ -208,9 +222,9 @@ class Log:
 
         def request(timeout_s: float) -> dict[str, TopicDescription | None]:
             asked = self._admin.describe_topics(client.TopicCollection(names), request_timeout=timeout_s)
-            return _answers(asked, timeout_s, absent=KafkaError.UNKNOWN_TOPIC_OR_PART)
+            return answers(asked, timeout_s, absent=KafkaError.UNKNOWN_TOPIC_OR_PART)
 
-        return self._ask(f"for the partitions of {_several(names)}", request)
+        return self.ask(f"for the partitions of {_several(names)}", request)
 
     def _declared(self, topics: Iterable[str]) -> list[TopicDescription]:
         """Topics that must be there."""
@@ -289,13 +303,13 @@ class Log:
 
         def request(timeout_s: float) -> dict[TopicPartition, int]:
             asked = self._admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout_s)
-            found = {_ours(theirs): answer.offset for theirs, answer in _answers(asked, timeout_s).items()}
+            found = {_ours(theirs): answer.offset for theirs, answer in answers(asked, timeout_s).items()}
             # A leader that does not answer in time comes from librdkafka (2.16) as a good answer with a bad offset.
             if min(found.values()) < lowest:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             return found
 
-        return self._ask(f"for the {what} of {_several(wanted)}", request)
+        return self.ask(f"for the {what} of {_several(wanted)}", request)
 
     # What stands where
 
@@ -328,20 +342,28 @@ class Log:
         # Uncommitted ones too: where a log was cut, the record that replaced ours may be of an open transaction.
         records = self._first_records(wanted, "read_uncommitted")
         return {
-            partition: fingerprint(wanted[partition], _timestamp_ms(record), record.key(), record.value())
+            partition: fingerprint(wanted[partition], timestamp_of(record), record.key(), record.value())
             for partition, record in records.items()
             if record.offset() == wanted[partition]
         }
 
-    def timestamps_at(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+    def timestamps_at(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None
+    ) -> dict[TopicPartition, int | None]:
         """The timestamp, in ms, of the first committed record at or after each position: now less this is the lag.
 
-        None where there is none: the position is at the stable end, or has been overtaken by retention.
+        None where there is none: the position is at the stable end, or has been overtaken by retention. ``ends``: the
+        stable ends, from who knows them already.
         """
-        ends = self.stable_ends(positions)
+        ends = self.stable_ends(positions) if ends is None else ends
         behind = {partition: offset for partition, offset in positions.items() if offset < ends[partition]}
         records = self._first_records(behind, "read_committed")
-        return {p: _timestamp_ms(records[p]) if p in records else None for p in positions}
+        return {p: timestamp_of(records[p]) if p in records else None for p in positions}
+
+    def first_timestamps(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The timestamp, in ms, of the first record at or after each position, committed or not; no item where there is
+        none."""
+        return {where: timestamp_of(one) for where, one in self._first_records(positions, "read_uncommitted").items()}
 
     def records(self, where: TopicPartition, offsets: Iterable[int]) -> list[Record]:
         """Single records with their bytes, for the few that have to be looked at again."""
@@ -351,9 +373,9 @@ class Log:
             if message is None or message.offset() != offset:
                 raise SourceError(f"there is no committed record at offset {offset} of {where}")
             pairs = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
-            headers = [(name, _bytes(value)) for name, value in pairs]
+            headers = [(name, as_bytes(value)) for name, value in pairs]
             found.append(
-                Record(offset, _timestamp_ms(message), _bytes(message.key()), _bytes(message.value()), headers)
+                Record(offset, timestamp_of(message), as_bytes(message.key()), as_bytes(message.value()), headers)
             )
         return found
 
@@ -367,7 +389,7 @@ class Log:
         def request(timeout_s: float) -> dict[TopicPartition, client.Message]:
             return _read(wanted, self._reader(isolation), timeout_s)
 
-        return self._ask(f"for records of {_several(wanted)}", request)
+        return self.ask(f"for records of {_several(wanted)}", request)
 
     def _reader(self, isolation: str) -> client.Consumer:
         if isolation not in self._readers:
@@ -397,42 +419,48 @@ class Log:
             return
         offsets = [_theirs(partition, position) for partition, position in positions.items()]
         request = [client.ConsumerGroupTopicPartitions(self._group, offsets)]
-        self._ask(
-            f"to take the positions of {_several(positions)} for group {self._group}",
-            lambda timeout_s: self._of_group(
-                self._admin.alter_consumer_group_offsets(request, request_timeout=timeout_s), timeout_s
-            ),
-        )
+
+        def told(timeout_s: float) -> None:
+            asked = self._admin.alter_consumer_group_offsets(request, request_timeout=timeout_s)
+            for partition in answers(asked, timeout_s)[self._group].topic_partitions:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
+
+        self.ask(f"to take the positions of {_several(positions)} for group {self._group}", told)
 
     def told(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group was last told, by us or by anyone. None: nothing."""
-        asked = [_theirs(partition) for partition in partitions]
-        if not asked:
-            return {}
-        request = [client.ConsumerGroupTopicPartitions(self._group, asked)]
-        answer = self._ask(
-            f"for the positions of group {self._group}",
-            lambda timeout_s: self._of_group(
-                self._admin.list_consumer_group_offsets(request, request_timeout=timeout_s), timeout_s
-            ),
-        )
-        return {_ours(theirs): theirs.offset if theirs.offset >= 0 else None for theirs in answer}
+        wanted = list(partitions)
+        found = self.committed([self._group], wanted)[self._group] if wanted else {}
+        return {where: found[where][0] if where in found else None for where in wanted}
 
-    def _of_group(self, asked: Mapping[str, Future[Any]], timeout_s: float) -> list[client.TopicPartition]:
-        answer: list[client.TopicPartition] = _answers(asked, timeout_s)[self._group].topic_partitions
-        for partition in answer:
-            if partition.error is not None:
-                raise KafkaException(partition.error)
-        return answer
+    def committed(
+        self, groups: Sequence[str], partitions: Iterable[TopicPartition]
+    ) -> dict[str, dict[TopicPartition, tuple[int, str]]]:
+        """What groups have committed in these partitions: position and metadata. All groups are asked at once."""
+        asked = [_theirs(partition) for partition in partitions]
+
+        def of(group: str, timeout_s: float) -> dict[TopicPartition, tuple[int, str]]:
+            with closing(reader(self._settings, group, revealed(self._source.kafka))) as one:
+                return {_ours(at): (at.offset, at.metadata or "") for at in committed(one, timeout_s, asked)}
+
+        def request(timeout_s: float) -> dict[str, dict[TopicPartition, tuple[int, str]]]:
+            with ThreadPoolExecutor(_GROUPS_AT_ONCE) as pool:
+                begun = {group: pool.submit(of, group, timeout_s) for group in groups}
+                return {group: told.result() for group, told in begun.items()}
+
+        return self.ask(f"for the positions of {f'group {groups[0]}' if len(groups) == 1 else 'groups'}", request)
 
     # How it is asked
 
-    def _ask(self, what: str, request: Callable[[float], Answer]) -> Answer:
-        """The request's answer, or a ``SourceError`` that says what was asked, of whom, and why there is none.
+    def ask(self, what: str, request: Callable[[float], Answer]) -> Answer:
+        """The request's answer, or a ``SourceError`` that says what was asked, of whom, and why there is none; a
+        ``ConfigError`` where Kafka refuses what was asked for.
 
         librdkafka's admin client asks one broker, the one it believes in charge, and waits for it to the end of the
         time-out even when that broker is dead and another has long taken over. So a question is asked in tries of
-        growing length, each with a new client that looks up anew who is in charge.
+        growing length, each with a new client that looks up anew who is in charge: a request must take ``admin`` from
+        here each time.
         """
         started = time.monotonic()
         try_s = _FIRST_TRY_S
@@ -440,11 +468,13 @@ class Log:
         self._troubles.clear()
         while True:
             try:
-                return request(max(0.1, min(try_s, started + self._timeout_s - time.monotonic())))
+                return request(max(0.1, min(try_s, started + self.timeout_s - time.monotonic())))
             except KafkaException as error:
-                code = error.args[0].code()
+                code, words = error.args[0].code(), error.args[0].str()
+            if code in _REFUSED:
+                raise ConfigError(f"Kafka was asked {what}, and refuses it: {strike(self._hidden(), words)}")
             self._admin.poll(0)
-            patience_s = self._timeout_s if code in _PASSING else _NEWS_S if code in _NOT_THERE else 0
+            patience_s = self.timeout_s if code in _PASSING else _NEWS_S if code in _NOT_THERE else 0
             if time.monotonic() - started + _PAUSE_S >= patience_s:
                 raise self._failure(what, code)
             time.sleep(_PAUSE_S)
@@ -455,7 +485,7 @@ class Log:
         reason = KafkaError(code).str()
         if code in _PASSING:
             said = "" if code == KafkaError._TIMED_OUT else f": {reason}"
-            reason = f"no answer within {self._timeout_s:g} s{said}"
+            reason = f"no answer within {self.timeout_s:g} s{said}"
         troubles = sorted(
             (trouble for trouble in self._troubles if trouble.code() in _TROUBLES),
             key=lambda trouble: _TROUBLES.index(trouble.code()),
@@ -507,7 +537,7 @@ def _read(
     return found
 
 
-def _answers(asked: Mapping[Name, Future[Any]], timeout_s: float, absent: int | None = None) -> dict[Name, Any]:
+def answers(asked: Mapping[Name, Future[Any]], timeout_s: float, absent: int | None = None) -> dict[Name, Any]:
     """The answers, None for what Kafka says is absent."""
     # Not left to request_timeout: librdkafka's list_offsets (2.16) waits for ever for a cluster that is not there.
     deadline = time.monotonic() + timeout_s
@@ -534,12 +564,12 @@ def _by_partition(topics: Iterable[TopicDescription]) -> dict[TopicPartition, st
     }
 
 
-def _timestamp_ms(record: client.Message) -> int:
+def timestamp_of(record: client.Message) -> int:
     kind, timestamp_ms = record.timestamp()
     return -1 if kind == client.TIMESTAMP_NOT_AVAILABLE else timestamp_ms
 
 
-def _bytes(value: bytes | str | None) -> bytes | None:
+def as_bytes(value: bytes | str | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
 

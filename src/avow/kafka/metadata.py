@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
 
 from avow.errors import SourceError
 
@@ -50,6 +50,11 @@ def view(client: AdminClient, timeout_s: float = 5) -> ClusterView:
         told = client.list_topics(timeout=timeout_s)
     except KafkaException as error:
         raise SourceError(f"no broker answered within {timeout_s:g} s: {error.args[0].str()}") from error
+    return as_view(told)
+
+
+def as_view(told: ClusterMetadata) -> ClusterView:
+    """The client's answer as our own values."""
     return ClusterView(
         cluster_id=told.cluster_id,
         controller=told.controller_id,

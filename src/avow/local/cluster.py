@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -417,9 +417,8 @@ def _is_free(port: int) -> bool:
 def disk_use(folder: Path) -> int:
     """Bytes really taken on disk: Kafka's index files are sparse."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_blocks * 512
-        except FileNotFoundError:  # it was deleted while we looked
-            continue
+    for where, folders, files in os.walk(folder):  # with thousands of partitions, pathlib takes seconds
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # it was deleted while we looked
+                total += os.lstat(f"{where}/{name}").st_blocks * 512
     return total

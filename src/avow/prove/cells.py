@@ -23,13 +23,20 @@ from avow.sinks import SINKS
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A way to run a pipeline."""
+    """A way to run a pipeline, or something like one."""
 
     name: str  # what the pipeline file calls it
     spark: Mapping[str, str]  # what it wants under [spark]
     source: Mapping[str, int]  # and under [source.kafka]
     cluster: bool = False  # tasks run on executors of a Spark cluster, which the site has; its master comes to these
     modes: frozenset[str] | None = None  # that are played on it; all if None
+    load: float = 1  # the share of it that it can follow on two busy cores
+    plain: bool = False  # no pipeline: plain consumers, with a handler of ours that appends to a table in PostgreSQL
+
+    def plays(self, sink: str, mode: str, whole: str) -> bool:
+        if self.plain:
+            return (sink, mode) == ("postgres", "append")
+        return mode in (self.modes or {mode}) | {whole}
 
 
 _APPEND = frozenset({"append"})
@@ -52,10 +59,12 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
         "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"}), _JAVA, modes=_APPEND),
         "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), _JAVA, cluster=True, modes=_APPEND),
         "consumer": Engine("consumer", MappingProxyType({}), _MEMBER),
+        "plain": Engine("plain", MappingProxyType({}), _MEMBER, load=1 / 3, plain=True),
     }
 )
-HERE, THERE, MEMBER = ("spark",), ("spark-cluster",), ("consumer",)
-ALL = HERE + THERE + MEMBER
+HERE, THERE, MEMBER, PLAIN = ("spark",), ("spark-cluster",), ("consumer",), ("plain",)
+SHARING = MEMBER + PLAIN  # members of a group, who share out the partitions
+ALL = HERE + THERE + SHARING
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 
@@ -84,9 +93,10 @@ class Fault:
     in_mix: bool = False
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
     # That it can hurt, or where it says something that it does not say elsewhere.
-    engines: tuple[str, ...] = HERE + MEMBER
+    engines: tuple[str, ...] = HERE + SHARING
     only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
     words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
+    by_ledger: bool = False  # nobody else would notice
     append_only: bool = False  # unless another mode is asked for as a whole
     unseen_in: frozenset[str] = frozenset()  # the sinks where what it ``shows`` cannot come of it
 
@@ -151,12 +161,17 @@ _FAULTS = (
     _before(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2), engines=HERE),
     _before(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2), engines=HERE),
     _before(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
-    _before(21, "topic-recreated", "topic deleted, made again, outgrown", hold_s=(0, 0), stop=(10, "topic-recreated")),
+    _before(
+        *(21, "topic-recreated", "topic deleted, made again, outgrown"),
+        hold_s=(0, 0),
+        stop=(10, "topic-recreated"),
+        by_ledger=True,  # with a topic Kafka deletes its positions, and who has no others begins anew
+    ),
     _before(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
     _before(23, "partitions-added", "partitions added while running"),
     _before(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(
-        25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=MEMBER
+        25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=SHARING
     ),
     _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
@@ -195,6 +210,12 @@ class Cell:
         return self.fault.name in CANARIES
 
     @property
+    def audited(self) -> bool:
+        """Whether there is a ledger, which the audit believes. Where there is only a group's position, the independent
+        check is the one judge."""
+        return not ENGINES[self.engine].plain or self.guarantee is EXACTLY
+
+    @property
     def must_show(self) -> Anomaly | None:
         """The permitted anomaly that has to appear here. A table with a key cannot hold a record twice."""
         if self.guarantee not in self.fault.shows or self.sink in self.fault.unseen_in:
@@ -213,9 +234,9 @@ class Cell:
 def matrix(whole: str = "append") -> Iterator[Cell]:
     """Every cell there is: the canaries of each sink and engine, then by fault, guarantee, sink, mode and engine. The
     mode ``whole`` has every fault on every engine."""
-    for engine in HERE + MEMBER:
-        for sink in SINKS.values():
-            yield from (Cell(FAULTS[name], word, sink.kind, engine=engine) for name, word in CANARIES.items())
+    for engine in HERE + SHARING:
+        for kind in (kind for kind in SINKS if ENGINES[engine].plays(kind, "append", whole)):
+            yield from (Cell(FAULTS[name], word, kind, engine=engine) for name, word in CANARIES.items())
     for fault in FAULTS.values():
         if fault.name in CANARIES:
             continue
@@ -223,8 +244,9 @@ def matrix(whole: str = "append") -> Iterator[Cell]:
             for sink in SINKS.values():
                 for mode in sink.offers if concerns(fault, sink.kind) else ():
                     if guarantee in sink.offered(mode) and (mode == whole or not fault.append_only):
-                        engines = [name for name in fault.engines if mode in (ENGINES[name].modes or {mode}) | {whole}]
-                        yield from (Cell(fault, guarantee, sink.kind, mode, engine) for engine in engines)
+                        engines = [name for name in fault.engines if ENGINES[name].plays(sink.kind, mode, whole)]
+                        cells = (Cell(fault, guarantee, sink.kind, mode, engine) for engine in engines)
+                        yield from (cell for cell in cells if cell.audited or not fault.by_ledger)
 
 
 def concerns(fault: Fault, sink: str) -> bool:
@@ -240,9 +262,9 @@ def quick(
     seen: set[int | str] = set()
     cells = [c for c in matrix(mode) if (not sinks or c.sink in sinks) and (not engines or c.engine in engines)]
     for cell in cells:
-        # On another engine than the first: what can be hurt there only.
-        only_there = cell.engine if cell.fault.engines == (cell.engine,) else 0
-        kind = cell.fault.number if cell.engine == cells[0].engine else only_there
+        # On another engine than the first: what cannot be hurt on that one.
+        elsewhere = cell.engine if cells[0].engine not in cell.fault.engines else 0
+        kind = cell.fault.number if cell.engine == cells[0].engine else elsewhere
         if cell.canary:
             if (cell.sink, cell.engine) == (cells[0].sink, cells[0].engine):
                 yield cell
@@ -337,7 +359,7 @@ class Seen:
     fired: tuple[str, ...]  # the proof of each fault, in words; empty where it did not fire
     check: Mapping[str, int]  # anomaly -> records, by the independent check
     audit: Mapping[str, int]  # anomaly -> records, by the audit
-    audit_verdict: str
+    audit_verdict: str  # empty: it was not asked
     records: int  # that were compared
     drained: bool  # whether the pipeline claimed everything in the end
     exit_code: int | None = None  # of the last run, where a named stop is expected
@@ -360,10 +382,11 @@ def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     # Whatever the word: what a reader of committed records has seen stays, and what is there it has seen.
     wrong |= {f"{count:,} {kind} (live reader)" for kind, count in seen.live.items() if count}
     if cell.canary:
-        who = [name for name, found in (("check", seen.check), ("audit", seen.audit)) if set(found) - allowed]
-        if len(who) == 2:
+        judges = {"check": seen.check} | ({"audit": seen.audit} if cell.audited else {})
+        who = [name for name, found in judges.items() if set(found) - allowed]
+        if len(who) == len(judges):
             return Verdict.CAUGHT, f"judged broken, as it must be: {', '.join(sorted(wrong))}"
-        return Verdict.MISSED, f"judged broken by {' and '.join(who) or 'nobody'}; check and audit must both see it"
+        return Verdict.MISSED, f"judged broken by {' and '.join(who) or 'nobody'}; {' and '.join(judges)} must see it"
     if wrong:
         return Verdict.BROKEN, f"{', '.join(sorted(wrong))}: {cell.guarantee} does not permit that"
     return _not_broken(cell, seen)
@@ -380,13 +403,13 @@ def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
         code, word = cell.fault.stop
         if seen.exit_code != code:
             return Verdict.BROKEN, f"the run had to stop with {code}, {word}, and ended with {seen.exit_code}"
-        if word not in seen.audit:
+        if cell.audited and word not in seen.audit:
             return Verdict.BROKEN, f"the audit did not name {word}"
-        return Verdict.HELD, f"stopped with {code}, {word}, and nothing was written past it"
+        return Verdict.HELD, f"stopped with {code}, {word}, and nothing was written past it{_judges(cell)}"
     if not seen.drained:
         return Verdict.UNKNOWN, "the pipeline did not get to the end again"
     # With a key the two count differently: the check by keys that lack their winner, the audit by records.
-    for kind in map(str, cell.guarantee.permits if cell.mode == "append" else ()):
+    for kind in map(str, cell.guarantee.permits if cell.mode == "append" and cell.audited else ()):
         if seen.check.get(kind, 0) != seen.audit.get(kind, 0):
             said = f"check says {seen.check.get(kind, 0):,} {kind}, audit says {seen.audit.get(kind, 0):,}"
             return Verdict.UNKNOWN, f"the two judges disagree: {said}"
@@ -394,4 +417,8 @@ def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     if show and not seen.check.get(str(show)):
         return Verdict.UNPROVEN, f"{show} is permitted and had to appear, and never did"
     permitted = ", ".join(f"{count:,} {kind}" for kind, count in seen.check.items() if count)
-    return Verdict.HELD, f"{seen.records:,} records{f'; {permitted}, as permitted' if permitted else ''}"
+    return Verdict.HELD, f"{seen.records:,} records{f'; {permitted}, as permitted' if permitted else ''}{_judges(cell)}"
+
+
+def _judges(cell: Cell) -> str:
+    return "" if cell.audited else "; one judge, for there is no ledger to audit"

@@ -1,4 +1,4 @@
-"""``avow run`` as a real subprocess: started, killed, paused, and asked how it is.
+"""A command of avow's as a real subprocess: started, killed, paused, and asked how it is.
 
 Each driver is in a session of its own, so that everything it started can be found and ended by pid. Owns: the process
 and its log. Must not know: why it is killed.
@@ -11,30 +11,37 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 
 import psutil
 
+from avow.engines import failpoints
+
 DAEMON = "avow.engines.daemon"  # the module that forks Python workers
 STOP_S = 60
 
 
-class Driver:
-    """One ``avow run FILE``."""
+def environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the driver that we may be ourselves: a failpoint takes all that is above it, up to that one."""
+    return {name: value for name, value in ours.items() if name != failpoints.DRIVER}
 
-    def __init__(self, file: Path, log: Path, env: Mapping[str, str], *options: str) -> None:
+
+class Driver:
+    """One ``avow run FILE``, or what is played in its place."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.log = log
         self._seen: dict[int, psutil.Process] = {}
         with log.open("ab") as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "avow", "run", str(file), *options],
+                [sys.executable, "-m", "avow", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **env},
+                env={**environment(os.environ), **env},
                 start_new_session=True,
             )
         self.pid = self._child.pid

@@ -29,7 +29,7 @@ from avow.errors import AvowError
 from avow.local import spark
 from avow.plan import load_checked
 from avow.prove import check
-from avow.prove.cells import Cell, Seen, Step, Verdict, judge, schedule
+from avow.prove.cells import ENGINES, Cell, Seen, Step, Verdict, judge, schedule
 from avow.prove.check import Fate
 from avow.prove.faults import BUILT, CannotRun, Fault
 from avow.prove.form import Form, Numbered
@@ -169,7 +169,7 @@ class Player:
         name = f"p-{cell.fault.name}-{uuid4().hex[:6]}"
         place = self._proof.folder / "cells" / name
         place.mkdir(parents=True)
-        self._kept = Scene(cell, self._proof.form(cell), self._site, place, name, note)
+        self._kept = Scene(cell, self._proof.form(cell), self._site, place, name, self._proof.options.seed, note)
         return self._kept
 
     def close(self) -> None:
@@ -227,6 +227,7 @@ class Acts:
         fresh = not scene.drivers
         if fresh:
             faults[0].make_topic(PARTITIONS)
+            scene.make_table()
         scene.workloads.append(self._workload(any(fault.transactions for fault in faults)))
         # Several batches for the load, and few for a backlog.
         batch = max(2_000, *(fault.records_least // 4 for fault in faults))
@@ -249,7 +250,7 @@ class Acts:
             *(self._site.bootstrap, scene.topic),
             partitions=before[0].partitions if before else PARTITIONS,
             records=self._options.records,
-            rate=self._options.rate,
+            rate=int(self._options.rate * ENGINES[self._cell.engine].load),
             keyed=self._cell.mode != "append",
             transactions=transactions,
             first=before[0].next if before else 0,
@@ -307,6 +308,7 @@ class Acts:
             self._note(f"started again, it ended with {code}")
             return False, code
         if scene.until(lambda: self._caught_up() or not scene.driver.alive, RECOVER_S) and scene.driver.alive:
+            scene.wait_for_handlers()
             self._note("caught up")
             return True, None
         scene.driver.end()
@@ -333,7 +335,7 @@ class Acts:
             until=scene.witness.positions() if stopped else None,
             dead=scene.witness.dead(),
         )
-        verdict, audited = self._judges.audit(self._audit_file, site.url)
+        verdict, audited = self._judges.audit(self._audit_file, site.url) if self._cell.audited else ("", {})
         checked, notes = dict(found.anomalies), [f"{kind}: {numbers}" for kind, numbers in found.examples.items()]
         if scene.form.left_to_audit:
             notes.append(scene.form.left_to_audit)

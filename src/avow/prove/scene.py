@@ -1,4 +1,5 @@
 """A pipeline that cells are played on: its file, topic, witness, drivers and workloads. What a fault is handed.
+Or plain consumers in its place, who have a command line for a file.
 
 A pipeline that came out of a cell clean may go on into the next one of its column. Owns: making these parts and asking
 them how far they are. Must not know: faults or verdicts.
@@ -6,6 +7,7 @@ them how far they are. Must not know: faults or verdicts.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,14 +18,16 @@ from confluent_kafka import KafkaException
 
 from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
+from avow.guarantee import Guarantee
 from avow.local import spark
-from avow.prove.cells import ENGINES, HERE, MEMBER, Cell
+from avow.prove import plain
+from avow.prove.cells import ENGINES, HERE, SHARING, Cell
 from avow.prove.check import Sent
 from avow.prove.driver import Driver
 from avow.prove.follower import Follower
 from avow.prove.form import Form
 from avow.prove.site import Site
-from avow.prove.witnesses import WITNESSES
+from avow.prove.witnesses import WITNESSES, GroupWitness
 from avow.prove.workload import Workload
 
 POLL_S = 0.25
@@ -41,11 +45,13 @@ class Interrupted(Exception):
 
 class Scene:
     def __init__(
-        self, cell: Cell, form: Form, site: Site, folder: Path, name: str, note: Callable[[str], None]
+        self, cell: Cell, form: Form, site: Site, folder: Path, name: str, seed: int, note: Callable[[str], None]
     ) -> None:
         self.form, self.site, self.folder, self.name = form, site, folder, name
         self.topic = name
-        self.witness = WITNESSES[cell.sink](site, folder, name, name.replace("-", "_"))
+        self._seed = seed  # decides what the faults leave open
+        make = WITNESSES[cell.sink] if cell.audited else GroupWitness
+        self.witness = make(site, folder, name, name.replace("-", "_"))
         self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
         self.temporary.mkdir(parents=True)
         self.spark_folder = folder / "spark"  # what a killed JVM leaves behind goes with the rest
@@ -74,7 +80,12 @@ class Scene:
     @property
     def shared(self) -> bool:
         """Whether several drivers share out the partitions, instead of one taking all from the others."""
-        return self.cell.engine in MEMBER
+        return self.cell.engine in SHARING
+
+    @property
+    def plain(self) -> bool:
+        """Whether the drivers are plain consumers."""
+        return ENGINES[self.cell.engine].plain
 
     @property
     def workload(self) -> Workload:
@@ -89,12 +100,12 @@ class Scene:
 
     def write_files(self, *, batch: int) -> Path:
         """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
-        that a fault hurts."""
+        that a fault hurts. Plain consumers have none, and are audited as the pipeline that would have done the same."""
         master = {"master": self.site.sparks().url} if self.on_cluster else {}
         names = (self.name, self.witness)
-        self.file.write_text(
-            self.form.text(self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master), encoding="utf-8"
-        )
+        if not self.plain:
+            text = self.form.text(self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master)
+            self.file.write_text(text, encoding="utf-8")
         path = self.folder / "audit.toml"
         here = replace(self.cell, engine=HERE[0])
         path.write_text(self.form.text(here, *names, self.site.bootstrap, batch, quick_java()), encoding="utf-8")
@@ -113,10 +124,22 @@ class Scene:
         log = self.folder / f"run-{len(self.drivers) + 1}.log"
         given = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
         given["SPARK_LOCAL_DIRS"] = str(self.spark_folder)
+        command = ["run", str(self.file)]
+        if self.plain:
+            given[plain.TABLE] = self.witness.table
+            chance = random.Random(f"{self._seed}/{self.cell.name}/{len(self.drivers)}")
+            kafka = ENGINES[self.cell.engine].source
+            command = plain.command(self.cell.guarantee, self.topic, self.site.pipeline_brokers, kafka, chance)
         self._env = given
-        self.drivers.append(Driver(self.file, log, given, *options))
-        self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}")
+        self.drivers.append(Driver([*command, *options], log, given))
+        terms = f": avow {' '.join([*command, *options])}" if self.plain else ""
+        self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}{terms}")
         return self.driver
+
+    def make_table(self) -> None:
+        """What a pipeline does by itself."""
+        if self.plain:
+            plain.make_table(self.site.url, self.witness.table)
 
     def driver_has(self, env: Mapping[str, str]) -> bool:
         """Whether the newest driver was started with these settings."""
@@ -159,6 +182,14 @@ class Scene:
     def caught_up(self) -> bool:
         ends, positions = self.site.ends(self.topic), self.witness.positions()
         return all(positions.get(number, 0) >= end for number, end in ends.items())
+
+    def wait_for_handlers(self) -> None:
+        """Until rows come no more: who claims a batch first hands it out, record by record, when all is claimed."""
+        claims_first = self.plain and self.cell.guarantee is Guarantee.AT_MOST_ONCE
+        before: int | None = -1
+        while claims_first and before != (now := self.witness.count()):
+            before = now
+            self.sleep(1)
 
     def require(self, met: bool, what: str) -> None:
         if not met:

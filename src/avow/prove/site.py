@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from avow.errors import SourceError
 from avow.kafka import metadata
+from avow.kafka.committed import committed, reader
 from avow.local.broker import Broker, Doors
 from avow.local.cluster import Cluster, PortPicker
 from avow.local.part import Part
@@ -162,15 +163,8 @@ class Site:
 
     def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
         """The group's positions with their metadata; none while nobody answers."""
-        client = self.admin()
-        with suppress(KafkaException, TimeoutError):
-            asked = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=10)
-            found = asked[group].result(10).topic_partitions or []
-            return {
-                one.partition: (one.offset, one.metadata or "{}")
-                for one in found
-                if one.topic == topic and one.offset >= 0
-            }
+        with suppress(KafkaException), closing(reader({"bootstrap.servers": self.bootstrap}, group)) as one:
+            return {at.partition: (at.offset, at.metadata or "{}") for at in committed(one, 10) if at.topic == topic}
         return {}
 
     def comes_from(self, number: int) -> Callable[[int], bool]:

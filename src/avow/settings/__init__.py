@@ -15,7 +15,7 @@ Owns: the keys, their types and their checks. Must not know: Kafka, Spark, any s
 offers. Its neighbours are ``schema`` (``decode.schema``) and ``plan`` (which adds the sinks' offers).
 """
 
-from avow.settings.read import declared, load
+from avow.settings.read import cluster, declared, load
 from avow.settings.tree import (
     REST_COLUMN,
     AnySink,
@@ -36,10 +36,12 @@ from avow.settings.tree import (
     Transform,
     revealed,
 )
-from avow.settings.values import Offsets, PartitionBy, Problem, Start, Table
+from avow.settings.values import SCHEMES, STORE_OPTIONS, Offsets, PartitionBy, Problem, Start, Table
 
 __all__ = [
     "REST_COLUMN",
+    "SCHEMES",
+    "STORE_OPTIONS",
     "AnySink",
     "Batch",
     "ClientSettings",
@@ -61,6 +63,7 @@ __all__ = [
     "Start",
     "Table",
     "Transform",
+    "cluster",
     "declared",
     "load",
     "revealed",

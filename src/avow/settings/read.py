@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from avow.errors import ConfigError
 from avow.settings import values
-from avow.settings.tree import SINK_KINDS, Pipeline, Section
+from avow.settings.tree import SINK_KINDS, Pipeline, Section, Source
 from avow.settings.values import FromEnv, Key, Problem, Refused
 
 
@@ -58,6 +58,23 @@ def declared(document: dict[str, Any]) -> Pipeline:
     except ValidationError as error:
         problems = list(_problems(error))
     raise ConfigError("\n".join(f"{_dotted(it.key)}: {it.wrong}; {it.allowed}" for it in problems))
+
+
+def cluster(brokers: str, kafka: Mapping[str, str] | None = None, env: Mapping[str, str] = os.environ) -> Source:
+    """A cluster that a command line names, with all its topics, or a ConfigError that names every problem.
+
+    ``${env:NAME}`` is filled in as in a file: a command line can be seen by others.
+    """
+    document, problems = _interpolate({"brokers": brokers, "topics_pattern": ".*", "kafka": dict(kafka or {})}, env)
+    found = None
+    try:
+        found = Source.model_validate(document)
+    except ValidationError as error:
+        problems += [_without_env(problem, document) for problem in _problems(error)]
+    if found is None or problems:
+        options = ((it, _dotted(it.key).replace("kafka.", "kafka ", 1)) for it in problems)
+        raise ConfigError("\n".join(f"--{option}: {it.wrong}; {it.allowed}" for it, option in options))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -277,6 +277,26 @@ class Lake(Sink):
     file_mb: StrictInt = Field(128, ge=1, le=4_096, description="a number from 1 to 4,096")
     evolve: Literal["refuse", "add"] = Field("refuse", description='"refuse" or "add"')
 
+    def partition_problem(self, fields: Iterable[ddl.Field]) -> tuple[str, str] | None:
+        """What keeps rows of these fields and the lineage from being put so, and what is allowed; None if nothing."""
+        by, times = self.partition_by, (ddl.Scalar.TIMESTAMP, ddl.Scalar.TIMESTAMP_NTZ)
+        if by is None:
+            return None
+        lineage = (ddl.Scalar.STRING, ddl.Scalar.INT, ddl.Scalar.LONG, ddl.Scalar.TIMESTAMP)
+        types = {field.name: field.type for field in fields} | dict(zip(self.lineage, lineage, strict=True))
+        type_ = types.get(by.column)
+        if type_ is None:
+            return f"{by.column!r} is not a column", "a column of the rows, in the same case"
+        if by.day and type_ not in times:
+            return f"{by.column!r} is no timestamp", "day() of a timestamp, or a column as it is"
+        if by.day and f"{by.column}_day".lower() in {name.lower() for name in types}:
+            return f"{by.column}_day is the name of the day, and there is a column of that name", "another name for it"
+        if not by.day and type_ in (*times, ddl.Scalar.FLOAT, ddl.Scalar.DOUBLE, ddl.Scalar.BINARY):
+            return f"{by.column!r} has too many values", "a column of few values, or day() of a timestamp"
+        if not isinstance(type_, ddl.Scalar | ddl.Decimal):
+            return f"{by.column!r} is nested", "a plain column"
+        return None
+
     @classmethod
     def name_problem(cls, name: str) -> str:
         # Readers that know a column by its name in the files cannot take these.
@@ -289,7 +309,7 @@ class Delta(Lake):
 
     kind: Literal["delta"] = Field(description='"delta"')
     path: Annotated[str, AfterValidator(values.lake_path)] = Field(description="a folder, or s3://bucket/folder")
-    options: Annotated[ClientSettings, BeforeValidator(values.client_settings)] = Field(
+    options: Annotated[ClientSettings, BeforeValidator(values.store_settings)] = Field(
         {}, description="a table of the store's settings"
     )
 
@@ -462,6 +482,16 @@ class Pipeline(Section):
         assert isinstance(self.sink, Kafka)
         return self.sink.dead_letter_topic or f"{self.name}.dead-letters"
 
+    @property
+    def declared_outputs(self) -> frozenset[str]:
+        """The output topics of the Kafka sink, as far as the file alone says them."""
+        assert isinstance(self.sink, Kafka)
+        if self.sink.routes:
+            return frozenset(self.sink.routes)
+        if not self.sink.routed_by:
+            return frozenset({self.sink.topic})
+        return frozenset(self.sink.topic.format_map({self.sink.lineage[0]: topic}) for topic in self.source.topics)
+
     @model_validator(mode="wrap")
     @classmethod
     def _remember_secrets(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -527,19 +557,10 @@ def _key_problems(pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def _partition_problems(pipeline: Pipeline) -> Iterator[Problem]:
-    by = pipeline.sink.partition_by if isinstance(pipeline.sink, Lake) else None
-    if by is None or by.column in pipeline.sink.lineage or pipeline.transform is not None:
-        return  # the transform decides the sink's columns
-    at, types = ("sink", "partition_by"), {field.name: field.type for field in pipeline.decode.columns}
-    times = (ddl.Scalar.TIMESTAMP, ddl.Scalar.TIMESTAMP_NTZ)
-    if by.column not in types:
-        yield Problem(at, f"{by.column!r} is not a column", "a column of decode.schema, in the same case")
-    elif by.day and types[by.column] not in times:
-        yield Problem(at, f"{by.column!r} is no timestamp", "day() of a timestamp, or a column as it is")
-    elif not by.day and types[by.column] in (*times, ddl.Scalar.FLOAT, ddl.Scalar.DOUBLE, ddl.Scalar.BINARY):
-        yield Problem(at, f"{by.column!r} has too many values", "a column of few values, or day() of a timestamp")
-    elif not isinstance(types[by.column], ddl.Scalar | ddl.Decimal):
-        yield Problem(at, f"{by.column!r} is nested", "a plain column")
+    if not isinstance(pipeline.sink, Lake) or pipeline.transform is not None:
+        return  # the transform decides the sink's columns, and the sink asks when they are known
+    if found := pipeline.sink.partition_problem(pipeline.decode.columns.fields):
+        yield Problem(("sink", "partition_by"), *found)
 
 
 def _combination_problems(pipeline: Pipeline) -> Iterator[Problem]:
@@ -566,11 +587,8 @@ def _topic_problems(pipeline: Pipeline, sink: Kafka) -> Iterator[Problem]:
             yield Problem(("sink", "topic"), f"{name!r} is not a column", "columns of decode.schema or of lineage")
     if pipeline.elsewhere:
         return
-    outputs = {*sink.routes, pipeline.dead_letter_topic} | ({sink.topic} if not sink.routed_by else set())
-    if sink.routed_by == (sink.lineage[0],):
-        outputs |= {sink.topic.format_map({sink.lineage[0]: topic}) for topic in pipeline.source.topics}
     pattern = pipeline.source.topics_pattern
-    for topic in sorted(outputs):
+    for topic in sorted({*pipeline.declared_outputs, pipeline.dead_letter_topic}):
         if topic in pipeline.source.topics or (pattern is not None and re.fullmatch(pattern, topic)):
             yield Problem(
                 ("sink", "topic"), f"{topic!r} is read by this pipeline too", "another topic than the source's"

@@ -240,20 +240,54 @@ def partition_by(value: Any) -> PartitionBy:
     return PartitionBy(found[1], day=True) if found else PartitionBy(value)
 
 
+SCHEMES = ("file", "s3", "s3a")  # of the places of a lake
+
+# Options of a store: without aws_, as the client of Delta's log spells them -> the same for the client that writes the
+# files, if it concerns that one. What is not here would reach one of the two alone.
+STORE_OPTIONS = {
+    "access_key_id": "access_key",
+    "secret_access_key": "secret_key",
+    "session_token": "session_token",
+    "token": "session_token",
+    "region": "region",
+    "default_region": "region",
+    "endpoint_url": "endpoint_override",
+    "endpoint": "endpoint_override",
+    "virtual_hosted_style_request": "force_virtual_addressing",
+    "skip_signature": "anonymous",
+    "proxy_url": "proxy_options",
+    "allow_http": "",
+    "connect_timeout": "",
+    "timeout": "",
+}
+
+
 def lake_path(value: str) -> str:
     allowed = "a folder, or s3://bucket/folder"
-    scheme, separator, rest = value.partition("://")
-    if not value or has_control(value) or (separator and scheme not in ("s3", "file")) or not (rest or not separator):
+    found = re.match(r"([^/]*):/+", value)
+    if not value or has_control(value) or (found and (found[1] not in SCHEMES or found.end() == len(value))):
         refuse("is not a place for a table", allowed)
     if climbs(value) or "%" in value or "\\" in value:
         refuse("holds .., % or a backslash", allowed)
     return value.rstrip("/") or "/"
 
 
+def store_settings(value: Any) -> dict[str, str]:
+    settings = client_settings(value)
+    unknown = [name for name in settings if name.lower().removeprefix("aws_") not in STORE_OPTIONS]
+    allowed = f"{', '.join(STORE_OPTIONS)}, with or without aws_ before it"
+    raise_if_any([Problem((name,), "is not an option that avow hands on", allowed) for name in unknown])
+    return settings
+
+
 def catalog_settings(value: Any) -> dict[str, str]:
     settings = client_settings(value)
     if not {"uri", "warehouse", "type"} & settings.keys():
         refuse("names neither a warehouse nor a uri", '{ warehouse = "folder" }, or the settings of your catalog')
+    found = re.match(r"([^/]*):/", settings.get("warehouse", ""))
+    if found and found[1] not in SCHEMES:
+        known = f"a folder, {' or '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        raise_if_any([Problem(("warehouse",), f"{found[1]} is not a store that avow knows", known)])
     return settings
 
 

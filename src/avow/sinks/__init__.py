@@ -1,6 +1,6 @@
 """The kinds of sinks: what each offers, and the one place where a pipeline gets its own.
 
-A new kind is a settings class (``avow.settings``), an entry here, and a case in each of the four openers below. Its
+A new kind is a settings class (``avow.settings``), an entry here, and a case in each of the five openers below. Its
 module is imported when it is opened, so that a command waits for no client that it does not use.
 
 Owns: the registry. Must not know: how a kind writes. Its neighbour is ``base`` (the shape of all this).
@@ -19,7 +19,16 @@ from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, Sta
 if TYPE_CHECKING:
     from avow.sinks.lake.table import LakeTable
 
-__all__ = ["SINKS", "Offer", "SinkKind", "dead_letters", "driver_sink", "lake_tables", "redriving", "task_sink"]
+__all__ = [
+    "SINKS",
+    "Offer",
+    "SinkKind",
+    "dead_letters",
+    "driver_sink",
+    "lake_tables",
+    "redriving",
+    "task_sink",
+]
 
 _POSTGRES = SinkKind(
     kind="postgres",
@@ -57,6 +66,7 @@ _POSTGRES = SinkKind(
         "The server keeps what it has committed: fsync and synchronous_commit are on, and a failover loses no commit.",
         "Nobody else changes the tables of schema avow, which hold the ledger.",
     ),
+    spanning=True,
 )
 
 _KAFKA = SinkKind(

@@ -47,6 +47,7 @@ class SinkKind:
     title: str  # as people write it
     offers: Mapping[Mode, Offer]
     assumes: tuple[str, ...]  # what must hold outside avow for the offers to hold
+    spanning: bool = False  # its acts span partitions: those of many small ranges can be one
     ledger_in_group: bool = False  # the ledger is the Kafka group itself, which then must not be told anything
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
@@ -87,6 +88,23 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class Glimpse:
+    """A dead letter as a list has it: however large its value is, only the beginning is held."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    reason: str
+    detail: str
+    head: bytes | None  # of the value, no more than GLIMPSE_BYTES
+    size: int  # of the value
+
+
+GLIMPSE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """Which dead letters are meant. What is None does not matter."""
 
@@ -108,6 +126,29 @@ class Held:
 
     entry: Entry
     start: int  # where its first claim began, or will begin
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One line of the claim log."""
+
+    topic: str
+    partition: int
+    start: int
+    until: int
+    run: int
+    batch: int
+    counts: Counts
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A claim that is to be stored: what ``ledger.claim`` has made of an entry."""
+
+    before: Entry
+    after: Entry
+    done: OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +188,9 @@ class DriverSink(Protocol):
 
     def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:
         """The claims that these offsets were part of; no item where the ledger keeps none, or keeps it no longer."""
+
+    def claims(self, limit: int) -> list[Claim] | None:
+        """The newest of each partition, no more than so many of it; None where the ledger keeps no log of them."""
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
@@ -193,8 +237,9 @@ class _Acting(Protocol):
     def act(self) -> AbstractContextManager[None]:
         """One atomic act: all that is done inside, or nothing."""
 
-    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:
-        """The ledger's entry; with ``lock``, nobody else can claim until the act ends."""
+    def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
+        """Their entries in the ledger; with ``lock``, nobody else can claim until the act ends. More than one only
+        where acts span partitions (``SinkKind``)."""
 
 
 @runtime_checkable
@@ -208,8 +253,8 @@ class StagingSink(Writer, Protocol):
 class TaskSink(Writer, _Acting, Protocol):
     """The sink as one task sees it: acts, each atomic, and what can be done inside one."""
 
-    def claim(self, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
-        """Store a claim that ``ledger.claim`` has made of an entry read with ``lock``."""
+    def claim(self, moves: Sequence[Move], batch: int) -> None:
+        """Store claims that ``ledger.claim`` has made of entries read with ``lock``."""
 
     def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
         """Add what became of records that were claimed before they were written."""
@@ -240,3 +285,6 @@ class Letters(Protocol):
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Ascending by topic, partition and offset."""
+
+    def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
+        """The same, to be listed."""

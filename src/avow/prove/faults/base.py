@@ -24,7 +24,7 @@ class Fault(ABC):
     """Base of all. ``seed`` decides what is open; ``hold_s`` is how long it lasts."""
 
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
-    records_least: ClassVar[int] = 0
+    records_least: int = 0
 
     def __init__(self, scene: Scene, seed: int, hold_s: float) -> None:
         self.scene = scene

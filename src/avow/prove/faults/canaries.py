@@ -7,6 +7,7 @@ from typing import ClassVar
 from avow.engines import failpoints
 from avow.prove.faults.base import Fault
 from avow.prove.faults.drivers import KilledAfterClaim
+from avow.prove.scene import Scene
 
 
 class CanarySwapped(KilledAfterClaim):
@@ -19,17 +20,21 @@ class CanarySwapped(KilledAfterClaim):
 
 class _CanarySink(Fault):
     sabotage: ClassVar[str]
-    records_least = 24_000  # one in 10,000 of each of two partitions
+
+    def __init__(self, scene: Scene, seed: int, hold_s: float) -> None:
+        super().__init__(scene, seed, hold_s)
+        self._every = 1_000 if scene.plain else 10_000  # a handler takes one record at a time
+        self.records_least = self._every * 12 // 5  # one of them in each of two partitions
 
     def prepare(self) -> None:
-        self.env = {failpoints.CANARY: f"{self.sabotage}:10000"}
+        self.env = {failpoints.CANARY: f"{self.sabotage}:{self._every}"}
 
     def inject(self) -> None:
         """The sink does it, all the time; it needs as many records as that takes."""
         self.scene.workload.burst(self.records_least)
 
     def fired(self) -> str:
-        return f"the sink would {self.sabotage} one record in 10,000"
+        return f"the sink would {self.sabotage} one record in {self._every:,}"
 
 
 class CanaryDrops(_CanarySink):

@@ -57,7 +57,11 @@ class CommitReplyLost(NetworkFault):
 
     def harm(self) -> None:
         # With the end of the text: a temporary table is made ON COMMIT DROP, and that is not it.
-        self.site.database.lose_replies(LostReply(b"COMMIT\0", b"COPY", b"COMMIT\0", times=2))
+        commit, rows = b"COMMIT\0", b"INSERT INTO" if self.scene.plain else b"COPY"
+        lost = LostReply(commit, rows, commit, times=2)
+        if self.scene.plain and not self.scene.cell.audited:
+            lost = LostReply(rows, rows, b"INSERT 0 1\0", times=2)  # which commits by itself, before that is said
+        self.site.database.lose_replies(lost)
 
     def hold(self) -> None:
         before = self._before.lost_replies

@@ -97,7 +97,7 @@ class KilledAtRandom(Fault):
 
 def begun(driver: Driver) -> bool:
     """Whether it has partitions of its own."""
-    return driver.says(r"run \d+ of ")
+    return driver.says(r"run \d+ of |reading \d+ more partitions")
 
 
 def end(driver: Driver, scene: Scene) -> None:

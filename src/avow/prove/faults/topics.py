@@ -44,9 +44,10 @@ class TopicRecreated(Fault):
         before = self.site.ends(scene.topic)
         client = self.site.admin()
         client.delete_topics([scene.topic], operation_timeout=30)[scene.topic].result()
-        scene.until(self._made_again, 60)
-        # Numbers that the first life never had: one of them in the table would be a phantom.
-        count = sum(before.values()) + 100 * len(before)
+        scene.until(lambda: self._made_again(len(before)), 60)
+        # Numbers that the first life never had: one of them in the table would be a phantom. They are spread evenly,
+        # which those of a topic that goes through several faults are not.
+        count = (max(before.values()) + 100) * len(before)
         again = Workload(
             *(self.site.bootstrap, scene.topic),
             partitions=len(before),
@@ -60,9 +61,9 @@ class TopicRecreated(Fault):
         if all(after[n] > before[n] for n in before):
             self._outgrown = f"made again, it ends at {sum(after.values())}, and ended at {sum(before.values())} before"
 
-    def _made_again(self) -> bool:
+    def _made_again(self, partitions: int) -> bool:
         with suppress(KafkaException):
-            self.site.make_topic(self.scene.topic, self.scene.workload.partitions)
+            self.site.make_topic(self.scene.topic, partitions)
             return True
         return False
 

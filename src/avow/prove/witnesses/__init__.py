@@ -16,9 +16,9 @@ from types import MappingProxyType
 from avow.prove.witnesses.base import Around, Witness
 from avow.prove.witnesses.kafka import KafkaWitness
 from avow.prove.witnesses.lakes import DeltaWitness, IcebergWitness, LakeWitness
-from avow.prove.witnesses.postgres import PostgresWitness
+from avow.prove.witnesses.postgres import GroupWitness, PostgresWitness
 
-__all__ = ["WITNESSES", "LakeWitness", "PostgresWitness", "Witness"]
+__all__ = ["WITNESSES", "GroupWitness", "LakeWitness", "PostgresWitness", "Witness"]
 
 WITNESSES: Mapping[str, Callable[[Around, Path, str, str], Witness]] = MappingProxyType(
     {"postgres": PostgresWitness, "delta": DeltaWitness, "iceberg": IcebergWitness, "kafka": KafkaWitness}

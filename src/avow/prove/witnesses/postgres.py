@@ -73,3 +73,22 @@ class PostgresWitness(TableWitness):
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+class GroupWitness(PostgresWitness):
+    """Rows are there, and the position is the group's: a plain consumer that has no ledger, runs or dead letters."""
+
+    def __init__(self, site: Around, folder: Path, pipeline: str, table: str) -> None:
+        super().__init__(site, folder, pipeline, table)
+        self._positions: dict[int, int] = {}  # as last seen: its coordinator may be away
+
+    def positions(self) -> dict[int, int]:
+        told = self.site.committed(self.pipeline, self.pipeline)
+        self._positions |= {number: offset for number, (offset, _) in told.items()}
+        return dict(self._positions)
+
+    def claiming_run(self) -> int:
+        return 0
+
+    def dead(self) -> list[tuple[int, int]]:
+        return []

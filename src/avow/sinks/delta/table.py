@@ -1,5 +1,15 @@
 """One Delta table, as ``lake.table`` wants a table to be.
 
+What makes a commit a compare-and-set: it is made on the handle whose numbers were judged, and the library does not try
+again. So the store takes it as the very next version or refuses it, whoever came between and with whatever.
+
+The numbers are kept beside the handle with the version that they are of, and are not read again while it stays there. A
+version never changes, so they are as good as new ones. They move on without being read in one case alone: the library
+has said that a commit of ours was made. It is then the next version, and nobody else's, and its numbers are those that
+it was sent with. After any other answer (refused, lost, failed) they stay with their version, and whatever version is
+loaded next is read from the log. A table that somebody deletes and makes anew under a running handle is refused by the
+library while it has fewer versions and read anew when it has more; one with exactly as many is not told apart.
+
 Owns: how files, ledger and refusals look in Delta's log. Must not know: the ledger's rules or the order of acts.
 """
 
@@ -10,6 +20,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,28 +28,37 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake import Field as DeltaField
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.settings import Delta, Pipeline, revealed
 from avow.sinks.base import Held
-from avow.sinks.delta import stats
+from avow.sinks.delta import log, stats
 from avow.sinks.lake.book import Book
-from avow.sinks.lake.files import DataFile, Place, place, s3_options
+from avow.sinks.lake.files import DataFile, Place, place
 from avow.sinks.lake.staging import DELETED, partition_text
 from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate, quoted
 
-# What a writer can honour by adding files of whole rows. Anything else is refused by its name.
-WRITER_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "checkConstraints", "v2Checkpoint"})
-READER_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+# What a writer can honour by adding files of whole rows. Anything else is refused by its name. The library itself adds
+# variantType where it sets a property of a table that has timestampNtz.
+WRITER_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "checkConstraints", "variantType"})
+READER_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "variantType"})
 
 # In commits of ours the table is made with: without it a commit reads up to a hundred files of the log.
-CHECKPOINT_EVERY = "20"
+CHECKPOINT_EVERY = 20
 
 _OFFSET_MAX = 2**63 - 1
+_LIBRARY = (DeltaError, pa.ArrowException, OSError, ValueError)  # what the library and Arrow raise
 _NUMBERS = ("read", "written", "dead", "last_offset", "last_timestamp_ms", "last_crc32")
+
+
+class Properties(TypedDict):
+    """What the library is told of a commit."""
+
+    commit_properties: CommitProperties
+    post_commithook_properties: PostCommitHookProperties
 
 
 class DeltaFormat:
@@ -50,6 +70,8 @@ class DeltaFormat:
         self.shown = shown
         self._table: DeltaTable | None = None
         self._tried_on = -1  # the version on which the last commit was tried
+        self._known: tuple[int, Mapping[str, int]] = (-1, {})  # a version, and the numbers of ours in it
+        self._sent: Mapping[str, int] = {}  # the numbers as they are once the last commit that was tried is in
 
     @property
     def data(self) -> Place:
@@ -72,17 +94,21 @@ class DeltaFormat:
     def version(self) -> int:
         return self._at.version()
 
-    def load(self, version: int | str | None = None) -> bool:
+    def load(self, pinned: str | None = None) -> bool:
         with self._errors("cannot be read"):
-            if self._table is None or version is not None:
-                wanted = None if version is None else int(version)
+            if self._table is None or pinned is not None:
+                version, numbers = json.loads(pinned) if pinned is not None else (None, {})
                 try:
-                    self._table = DeltaTable(self._uri, wanted, self._options)
+                    self._table = DeltaTable(self._uri, version, self._options)
                 except TableNotFoundError:
                     return False
+                self._known = (-1 if version is None else version, numbers)
             else:
                 self._table.update_incremental()
         return True
+
+    def pinned(self) -> str:
+        return json.dumps([self.version, self._numbers()])
 
     @property
     def _uri(self) -> str:
@@ -93,7 +119,7 @@ class DeltaFormat:
         """The library's errors as ours."""
         try:
             yield
-        except (DeltaError, OSError) as error:
+        except _LIBRARY as error:
             raise SinkError(
                 f"table {self.shown} {what}: {_words(error)}",
                 advice="Check sink.path, its rights and its room, and sink.options.",
@@ -107,8 +133,22 @@ class DeltaFormat:
     def _of(self, where: TopicPartition, *more: str) -> str:
         return self._app(where.topic, str(where.partition), *more)
 
-    def _number(self, app: str) -> int | None:
-        return self._at.transaction_version(app)
+    def _numbers(self) -> Mapping[str, int]:
+        """Those of the version that is loaded."""
+        if self._known[0] != self.version:
+            with self._errors("cannot be read"):
+                found = log.transactions(self._place.under("_delta_log"), self.version)
+                if found is None:
+                    told = {app: self._at.transaction_version(app) for app in self._apps()}
+                    found = {app: number for app, number in told.items() if number is not None}
+            self._known = (self.version, found)
+        return self._known[1]
+
+    def _apps(self) -> list[str]:
+        """The names of all numbers that there can be."""
+        each = [(), ("owner",), *((name,) for name in _NUMBERS)]
+        names = [self._of(where, *name) for where in self._registered() for name in each]
+        return [self._app(), *map(self._app, ("redrives", "newest", "version")), *names]
 
     def _registered(self) -> dict[TopicPartition, tuple[str, int]]:
         """Which partitions there are: topic id and start."""
@@ -116,33 +156,47 @@ class DeltaFormat:
         return {TopicPartition(topic, number): (id_, start) for topic, number, id_, start in json.loads(text or "[]")}
 
     def book(self) -> Book:
-        run = self._number(self._app()) or 0
+        numbers = self._numbers()
+        run = numbers.get(self._app(), 0)
         held = {}
         for where, (topic_id, start) in self._registered().items():
-            position = self._number(self._of(where))
+            position = numbers.get(self._of(where))
             if position is None:
                 continue  # a crash before its first position: it is adopted again
-            read, written, dead, *last = (self._number(self._of(where, name)) for name in _NUMBERS)
-            read, written, dead = read or 0, written or 0, dead or 0
-            fingerprint = None
-            if last[0] is not None:
-                fingerprint = Fingerprint(last[0], last[1] or 0, last[2] or 0)
+            read, written, dead, *last = (numbers.get(self._of(where, name), 0) for name in _NUMBERS)
+            fingerprint = Fingerprint(*last) if self._of(where, "last_offset") in numbers else None
             counts = Counts(read, written, dead, read - written - dead)
-            held[where] = Held(Entry(position, topic_id, run, counts, fingerprint), start)
-        return Book(run, self._number(self._app("redrives")) or 0, held)
+            owner = numbers.get(self._of(where, "owner"), 0)
+            held[where] = Held(Entry(position, topic_id, max(run, owner), counts, fingerprint), start)
+        newest = numbers.get(self._app("newest"), 0)
+        return Book(run, numbers.get(self._app("redrives"), 0), held, max(run, newest))
 
-    def _changes(self, book: Book) -> dict[str, int]:
-        """The numbers that differ from those of the version that is loaded."""
-        known = self.book()
-        before, after = _numbers(self, known), _numbers(self, book)
+    def _as_numbers(self, book: Book) -> dict[str, int]:
+        numbers = {self._app(): book.run, self._app("redrives"): book.redrives, self._app("newest"): book.newest}
+        numbers |= {self._of(where, "owner"): owner for where, owner in book.owners().items()}
+        for where, held in book.held.items():
+            counts, last = held.entry.counts, held.entry.last
+            numbers[self._of(where)] = held.entry.position
+            values = [counts.read, counts.written, counts.dead]
+            values += [last.offset, last.timestamp_ms, last.crc32] if last else []
+            numbers |= {self._of(where, name): value for name, value in zip(_NUMBERS, values, strict=False)}
+        return numbers
+
+    def _properties(self, book: Book, name: str) -> Properties:
+        """With the numbers that differ from those of the version that is loaded."""
+        self._tried_on = self.version
+        before, after = self._as_numbers(self.book()), self._as_numbers(book)
         changed = {app: number for app, number in after.items() if before.get(app) != number}
         # The version that this commit will be, since it is made on this one or not at all.
-        return {**changed, self._app("version"): self.version + 1}
-
-    def _properties(self, book: Book, name: str) -> CommitProperties:
-        self._tried_on = self.version
-        transactions = [Transaction(app, number) for app, number in self._changes(book).items()]
-        return CommitProperties({"avow": name}, max_commit_retries=0, app_transactions=transactions)
+        changed[self._app("version")] = self.version + 1
+        self._sent = {**self._numbers(), **changed}
+        transactions = [Transaction(app, number) for app, number in changed.items()]
+        # To clean up its log the library lists all of it. The table's own rule is asked when a checkpoint is due.
+        due = (self.version + 2) % CHECKPOINT_EVERY == 0
+        return {
+            "commit_properties": CommitProperties({"avow": name}, max_commit_retries=0, app_transactions=transactions),
+            "post_commithook_properties": PostCommitHookProperties(cleanup_expired_logs=None if due else False),
+        }
 
     def _register(self, book: Book) -> None:
         known = self._registered()
@@ -156,27 +210,45 @@ class DeltaFormat:
                 raise_if_not_exists=False,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
+        self._update()
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
-        """A commit, and the handle on the version that it made."""
+        """A commit: what the library says of it, in our words."""
         try:
             yield
         except CommitFailedError as error:
             raise Conflict(_words(error)) from error
-        except (DeltaError, OSError) as error:
+        except _LIBRARY as error:
+            if self._is_forgotten():
+                raise Conflict(f"the log of version {self.version} was cleaned up") from error
             raise SinkError(f"table {self.shown} did not take a commit: {_words(error)}") from error
+
+    def _is_forgotten(self) -> bool:
+        """Whether the log has let go of the version that is loaded: the library makes no commit on it then."""
+        log = self._place.under("_delta_log")
+        with self._errors("cannot be read"):
+            found: pa.fs.FileInfo = log.filesystem.get_file_info(f"{log.root}/{self.version:020}.json")
+        return not found.is_file
+
+    def _update(self) -> None:
         with self._errors("cannot be read"):
             self._at.update_incremental()
 
+    def _made(self) -> None:
+        """A commit with numbers was made, on the version on which it was tried: it is the next one."""
+        self._known = (self._tried_on + 1, self._sent)
+        self._update()
+
     @contextmanager
-    def _changing(self, book: Book, name: str) -> Iterator[None]:
+    def _changing(self, book: Book, name: str) -> Iterator[Properties]:
         """A change of rows. Where no row was meant the library commits nothing, and the ledger has still to move."""
-        before = self.version
         with self._committing():
-            yield
-        if self.version == before:
+            yield self._properties(book, name)
+        if self.version == self._tried_on:
             self.commit(book, [], name)
+        else:
+            self._made()
 
     # Making and checking.
 
@@ -190,7 +262,7 @@ class DeltaFormat:
                     self._uri,
                     DeltaSchema.from_arrow(schema),
                     partition_by=[shape.partition.name] if shape.partition is not None else None,
-                    configuration={"delta.checkpointInterval": CHECKPOINT_EVERY},
+                    configuration={"delta.checkpointInterval": str(CHECKPOINT_EVERY)},
                     storage_options=self._options,
                 )
             except DeltaError:
@@ -241,8 +313,14 @@ class DeltaFormat:
             return ["delta.enableChangeDataFeed is set, and its readers would miss what is merged"]
         return []
 
+    def basis(self) -> object:
+        metadata, protocol = self._at.metadata(), self._at.protocol()
+        settings = {name: said for name, said in metadata.configuration.items() if not name.startswith("avow.")}
+        features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+        return protocol.min_writer_version, features, settings, metadata.partition_columns, self._at.schema().to_json()
+
     def rolled_back(self) -> str:
-        ours = self._number(self._app("version"))
+        ours = self._numbers().get(self._app("version"))
         if ours is None or ours >= self.version:
             return ""
         with self._errors("cannot be read"):
@@ -259,6 +337,7 @@ class DeltaFormat:
                 [DeltaField(field.name, field.type, nullable=True) for field in schema.fields],
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
+        self._update()
 
     # Commits.
 
@@ -283,8 +362,9 @@ class DeltaFormat:
                 "append",
                 self._at.schema(),
                 partition_by=None if by is None else [by],
-                commit_properties=self._properties(book, name),
+                **self._properties(book, name),
             )
+        self._made()
 
     def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
         self._register(book)
@@ -292,27 +372,27 @@ class DeltaFormat:
         later = f"t.{topic} <> s.{topic} OR t.{partition} <> s.{partition} OR t.{offset} < s.{offset}"
         deleted = f"s.{quoted(DELETED)}"
         columns = {quoted(column): f"s.{quoted(column)}" for column in rows.schema.names if column != DELETED}
-        with self._changing(book, name):
+        with self._changing(book, name) as properties:
             self._at.merge(
                 rows,
                 " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key),
                 source_alias="s",
                 target_alias="t",
-                commit_properties=self._properties(book, name),
+                **properties,
             ).when_matched_delete(f"{deleted} AND ({later})").when_matched_update(
                 columns, f"NOT {deleted} AND ({later})"
             ).when_not_matched_insert(columns, f"NOT {deleted}").execute()
 
     def remove(self, chosen: Chosen, book: Book, name: str) -> None:
-        with self._changing(book, name):
-            self._at.delete(predicate(chosen), commit_properties=self._properties(book, name))
+        with self._changing(book, name) as properties:
+            self._at.delete(predicate(chosen), **properties)
 
     def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
-        with self._changing(book, name):
+        with self._changing(book, name) as properties:
             self._at.update(
                 {"redrive": "NULL" if redrive is None else str(redrive)},
                 predicate=predicate(chosen),
-                commit_properties=self._properties(book, name),
+                **properties,
             )
 
     def landed(self, name: str) -> bool:
@@ -351,16 +431,14 @@ class DeltaFormat:
         pairs = zip(told[least].to_pylist(), told[greatest].to_pylist(), strict=True)
         return [(0, _OFFSET_MAX) if low is None or high is None else (low, high) for low, high in pairs]
 
-    def has_rows(self, chosen: Chosen) -> bool:
-        with self._errors("cannot be read"):
-            return bool(self._at.to_pyarrow_dataset().head(1, filter=expression(chosen)).num_rows)
-
     def file_count(self) -> int:
-        return len(self._at.file_uris())
+        with self._errors("cannot be read"):
+            return len(self._at.file_uris())
 
     def compact(self, pipeline: str, target: int) -> None:  # noqa: ARG002 - its names are the library's
         with self._committing():
             self._at.optimize.compact(target_size=target)
+        self._update()
 
     def referenced(self) -> set[str]:
         """The files of this version, and those removed since: readers of older versions may still open them."""
@@ -377,19 +455,6 @@ class DeltaFormat:
         return names
 
 
-def _numbers(table: DeltaFormat, book: Book) -> dict[str, int]:
-    numbers = {table._app(): book.run, table._app("redrives"): book.redrives}
-    for where, held in book.held.items():
-        entry, last = held.entry, held.entry.last
-        values: list[int | None] = [entry.counts.read, entry.counts.written, entry.counts.dead]
-        values += [last.offset, last.timestamp_ms, last.crc32] if last else [None] * 3
-        numbers[table._of(where)] = entry.position
-        numbers |= {
-            table._of(where, name): value for name, value in zip(_NUMBERS, values, strict=True) if value is not None
-        }
-    return numbers
-
-
 def _words(error: BaseException) -> str:
     """What the library said, on one line and without its colours: the cause stands at the end."""
     plain = re.sub(r"\x1b\[\d*m|↳", " ", str(error))
@@ -400,10 +465,10 @@ def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
     """The table of rows, and that of dead letters beside it."""
     assert isinstance(pipeline.sink, Delta)
     options = revealed(pipeline.sink.options)
-    where = place(pipeline.sink.path, s3_options(options))
-    graves = Place(f"{where.url}_dead_letters", where.options)
+    where = place(pipeline.sink.path, options)
+    graves = Place(f"{where.url}_dead_letters", where.store)
     floats = pipeline.transform is None  # what was decoded has no NaN; a transform may make one
-    given = options if where.url.startswith("s3://") else {}
+    given = options if where.store else {}
     shown = str(pipeline.sink.shown("path"))
     return (
         DeltaFormat(where, given, pipeline.name, floats=floats, shown=shown),

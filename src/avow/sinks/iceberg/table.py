@@ -6,8 +6,10 @@ Owns: how files, ledger and refusals look in Iceberg's metadata. Must not know: 
 from __future__ import annotations
 
 import json
+import pickle
+import random
 import struct
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -18,11 +20,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    NotInstalledError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
-from pyiceberg.io import InputFile
+from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -31,25 +41,29 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import index_name_by_id
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import DataScan, StaticTable, Table, Transaction
-from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, ancestors_of
+from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from avow.errors import ConfigError, ProtocolViolation, SinkError
+from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError
 from avow.settings import Iceberg, Pipeline, revealed
 from avow.sinks.iceberg import merge as merging
+from avow.sinks.iceberg.metadata import Changes, remember, without_past
+from avow.sinks.iceberg.reading import ById
 from avow.sinks.lake import book as books
 from avow.sinks.lake.book import Book
-from avow.sinks.lake.files import DataFile, FileWriter, Place, s3_options
+from avow.sinks.lake.files import DataFile, FileWriter, Place, in_s3, path_of
 from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate
 
 _OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
+EXCHANGES_MAX = 40  # attempts to bring in what is merged, while others commit first
+PAUSE_S = 0.02
 
 # Of a table that we make. Old metadata goes, or a thousand commits leave a thousand files of a thousand lines.
 # Manifests are merged, as Spark's writer does by itself, or a commit reads and writes the names of all before it.
@@ -58,43 +72,6 @@ PROPERTIES = {
     "write.metadata.previous-versions-max": "100",
     "commit.manifest-merge.enabled": "true",
 }
-
-
-def _itself(value: Any, _memo: Any = None) -> Any:
-    return value
-
-
-# A catalog copies all metadata of a table at every commit. What there may be a thousand of is frozen, and need not be.
-for _kind in (Snapshot, SnapshotLogEntry, MetadataLogEntry):
-    _kind.__deepcopy__ = _itself  # type: ignore[assignment, method-assign]
-
-
-# It also reads them whole before each commit. A metadata file never changes, and one that we wrote need not be read: of
-# each table the newest is kept, by its folder.
-_written: dict[str, tuple[str, TableMetadata]] = {}
-_read_metadata = FromInputFile.table_metadata
-
-
-def _metadata(file: InputFile, *more: Any) -> TableMetadata:
-    location, metadata = _written.get(file.location.rpartition("/")[0], ("", None))
-    return metadata if metadata is not None and location == file.location else _read_metadata(file, *more)
-
-
-FromInputFile.table_metadata = staticmethod(_metadata)  # type: ignore[assignment, method-assign]
-
-
-class Changes(Transaction):
-    """pyiceberg's own copies all metadata each time that it is asked for it, a dozen times in a commit. It is the same
-    until there is another update."""
-
-    _seen: tuple[object, object, TableMetadata] | None = None  # for which metadata and updates, and what came of them
-
-    @property
-    def table_metadata(self) -> TableMetadata:
-        seen = self._seen
-        if seen is None or seen[0] is not self._table.metadata or seen[1] is not self._updates:
-            seen = self._seen = (self._table.metadata, self._updates, super().table_metadata)
-        return seen[2]
 
 
 class IcebergFormat:
@@ -121,35 +98,59 @@ class IcebergFormat:
 
     @property
     def data(self) -> Place:
-        options = tuple(sorted(s3_options(self._settings).items()))
-        location = self._at.location()
-        return Place(f"{location if '://' in location else f'file://{location}'}/data", options)
+        """With the table's own way to its store: the catalog may have given it credentials."""
+        location, io = self._at.location(), self._at.io
+        if not in_s3(location):
+            return Place(f"{f'file://{location}' if location.startswith('/') else location}/data")
+        if not isinstance(io, PyArrowFileIO):
+            raise ConfigError(
+                f"table {self.shown} is read and written with {type(io).__name__}",
+                advice="Leave py-io-impl out of sink.catalog: files are written with pyarrow.",
+            )
+        with self._errors("cannot be reached"):
+            return Place(f"{location}/data", pickle.dumps(io.fs_by_scheme("s3", path_of(location).partition("/")[0])))
 
     @property
     def version(self) -> str:
         """The metadata file: it holds the properties of its moment too."""
         return self._at.metadata_location
 
-    def load(self, version: int | str | None = None) -> bool:
+    def load(self, pinned: str | None = None) -> bool:
         with self._errors("cannot be read"):
-            if version is not None:
-                self._table = StaticTable.from_metadata(str(version), self._settings)
+            if pinned is not None:
+                self._table = self._static(**json.loads(pinned))
                 return True
             try:
                 self._table = self._catalog().load_table(self._name)
             except NoSuchTableError:
                 return False
+            path_of(self._at.location())  # refused where it is in a store that we do not know
         return True
+
+    def pinned(self) -> str:
+        """The metadata itself, without the past: its file is gone a hundred commits later (``PROPERTIES``)."""
+        metadata = self._at.metadata
+        refs = {name: ref for name, ref in metadata.refs.items() if name == MAIN_BRANCH}
+        alone = metadata.model_copy(update={**without_past(metadata), "refs": refs})
+        known = self._settings | metadata.properties
+        vended = {name: value for name, value in self._at.io.properties.items() if known.get(name) != value}
+        return json.dumps({"location": self.version, "metadata": alone.model_dump_json(), "vended": vended})
+
+    def _static(self, location: str, metadata: str, vended: dict[str, str]) -> StaticTable:
+        found = TableMetadataUtil.parse_raw(metadata)
+        io = load_file_io({**self._settings, **found.properties, **vended}, location)
+        return StaticTable((self._name,), found, location, io, NoopCatalog("pinned"))
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """The library's errors as ours."""
+        """The library's errors as ours, and those of a catalog: each kind has its own, with no root in common."""
         try:
             yield
-        except (OSError, SQLAlchemyError, ValueError) as error:
+        except (AvowError, Conflict):
+            raise
+        except Exception as error:
             raise SinkError(
-                f"table {self.shown} {what}: {(str(error).splitlines() or [type(error).__name__])[0][:300]}",
-                advice="Check sink.catalog, its rights and its room.",
+                f"table {self.shown} {what}: {_words(error)}", advice="Check sink.catalog, its rights and its room."
             ) from error
 
     # The ledger.
@@ -223,9 +224,9 @@ class IcebergFormat:
         """With the table's own field ids, by which its readers know a column."""
         return pa.schema([_with_id(one, self._at.schema().find_field(one.name)) for one in wanted])
 
-    def refusals(self, shape: Shape, mode: str) -> list[str]:
+    def refusals(self, shape: Shape, mode: str) -> list[str]:  # noqa: ARG002 - files are exchanged in any mode
         metadata = self._at.metadata
-        found = self._renamed() if mode == "upsert" else []
+        found = []
         if metadata.format_version not in _FORMATS:
             found.append(f"its format is version {metadata.format_version}, and this writer knows {_FORMATS}")
         if metadata.properties.get("write.format.default", "parquet") != "parquet":
@@ -239,20 +240,16 @@ class IcebergFormat:
             found.append(f"it is partitioned by {', '.join(there) or 'nothing'}, and sink.partition_by says {said}")
         return found
 
-    def _renamed(self) -> list[str]:
-        """Columns that files may have under another name, or another column's values under theirs: we read by name, and
-        a file that we write anew would lose them."""
-        pairs = {pair for schema in self._at.schemas().values() for pair in index_name_by_id(schema).items()}
-        seen = [Counter(pair[n] for pair in pairs) for n in (0, 1)]
-        return [
-            f"column {name!r} was renamed, or another had its name; rewrite its files with Spark, into a new table"
-            for number, name in sorted(pairs)
-            if self._at.schema().find_column_name(number) == name and max(seen[0][number], seen[1][name]) > 1
-        ]
+    def basis(self) -> object:
+        found = self._at.metadata
+        written_as = found.properties.get("write.format.default")
+        return found.format_version, found.current_schema_id, found.default_spec_id, written_as
 
-    def _refuse_renamed(self) -> None:
-        for why in self._renamed():
-            raise SinkError(f"files of table {self.shown} cannot be written anew: {why}")
+    def _renamed(self) -> bool:
+        """Whether files may have a column under another name, or another column's values under a name of now."""
+        pairs = {pair for schema in self._at.schemas().values() for pair in index_name_by_id(schema).items()}
+        numbers, names = ({pair[n] for pair in pairs} for n in (0, 1))
+        return not len(pairs) == len(numbers) == len(names)
 
     def _source(self, number: int) -> str:
         return self._at.schema().find_column_name(number) or "?"
@@ -270,23 +267,22 @@ class IcebergFormat:
         self._prepare_commit()
         try:
             yield
-        except (CommitFailedException, SQLAlchemyError) as error:
+        except (CommitFailedException, ValidationException, SQLAlchemyError) as error:
             # A locked database is one of them. Whether it was taken in after all is looked for by its name.
-            raise Conflict(str(error)) from error
-        location = self._at.metadata_location
-        _written[location.rpartition("/")[0]] = (location, self._at.metadata)
+            raise Conflict(_words(error)) from error
+        except AvowError:
+            raise
+        except Exception as error:
+            # Failed, or with an unknown outcome, in the words of any catalog: it is looked for by its name too.
+            raise SinkError(f"table {self.shown} did not take a commit: {_words(error)}") from error
+        remember(self._at)
 
     def _prepare_commit(self) -> None:
         """On this handle alone, until the commit is made: without the library's retries, and without the past, which
         has no part in it. The catalog applies the commit to what the table really has."""
         metadata = self._at.metadata
-        newest = metadata.current_snapshot()
-        changed = {
-            "properties": {**metadata.properties, "commit.retry.num-retries": "0"},
-            "snapshots": [newest] if newest else [],
-            "snapshot_log": [],
-        }
-        self._at.metadata = metadata.model_copy(update=changed)
+        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
+        self._at.metadata = metadata.model_copy(update={"properties": properties, **without_past(metadata)})
 
     @contextmanager
     def _transaction(self, book: Book, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
@@ -331,7 +327,6 @@ class IcebergFormat:
 
     def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
         """By copying: a file with a row that is replaced or deleted gives way to one without it, in one snapshot."""
-        self._refuse_renamed()
         schema = self._own_schema()
         writers: dict[Any, FileWriter] = {}
         gone: list[IcebergFile] = []
@@ -343,8 +338,8 @@ class IcebergFormat:
                 known.append(met.known)
                 if len(met.rows):
                     gone.append(file)
-                    self._write(merging.successor(there.to_table(), rows, met), schema, writers, book.run)
-            self._write(merging.fresh(rows, known, schema), schema, writers, book.run)
+                    self._write(merging.successor(there.to_table(), rows, met), schema, writers, book.newest)
+            self._write(merging.fresh(rows, known, schema), schema, writers, book.newest)
             made = [self._described(file) for writer in writers.values() for file in writer.close()]
         if not gone:
             self._append(book, made, name)
@@ -379,7 +374,7 @@ class IcebergFormat:
             yield None, rows
 
     def remove(self, chosen: Chosen, book: Book, name: str) -> None:
-        if not self.has_rows(chosen):
+        if not self._has_rows(chosen):
             self.commit(book, [], name)
             return
         with self._transaction(book, name) as (transaction, said):
@@ -407,8 +402,10 @@ class IcebergFormat:
                 )
             yield task.file
 
-    def _read(self, files: Iterable[IcebergFile], schema: pa.Schema) -> ds.Dataset:
-        paths = [file.file_path.removeprefix("file://").removeprefix("s3://") for file in files]
+    def _read(self, files: Iterable[IcebergFile], schema: pa.Schema) -> ds.Dataset | ById:
+        paths = [path_of(file.file_path) for file in files]
+        if self._renamed():
+            return ById(self.data.filesystem, paths, self.file_schema(schema))
         return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
 
     def _plain_schema(self) -> pa.Schema:
@@ -418,7 +415,7 @@ class IcebergFormat:
         """All of its columns, as files have them."""
         return self.file_schema(self._plain_schema())
 
-    def _dataset(self, chosen: Chosen | None) -> ds.Dataset:
+    def _dataset(self, chosen: Chosen | None) -> ds.Dataset | ById:
         scan = self._at.scan() if chosen is None else self._at.scan(row_filter=predicate(chosen))
         return self._read(self._files(scan), self._plain_schema())
 
@@ -444,22 +441,26 @@ class IcebergFormat:
     def spans(self, column: str) -> list[tuple[int, int]]:
         number = self._at.schema().find_field(column).field_id
         found = []
-        for task in self._at.scan().plan_files():
-            bounds = [(given or {}).get(number) for given in (task.file.lower_bounds, task.file.upper_bounds)]
+        for file in self._planned():
+            bounds = [(given or {}).get(number) for given in (file.lower_bounds, file.upper_bounds)]
             low, high = (None if bound is None else struct.unpack("<q", bound)[0] for bound in bounds)
             found.append((0, _OFFSET_MAX) if low is None or high is None else (low, high))
         return found
 
-    def has_rows(self, chosen: Chosen) -> bool:
+    def _has_rows(self, chosen: Chosen) -> bool:
         with self._errors("cannot be read"):
             return bool(self._dataset(chosen).head(1, filter=expression(chosen)).num_rows)
 
     def file_count(self) -> int:
-        return len(list(self._at.scan().plan_files()))
+        return len(self._planned())
+
+    def _planned(self) -> list[IcebergFile]:
+        """Every data file, whatever belongs to it."""
+        with self._errors("cannot be read"):
+            return [task.file for task in self._at.scan().plan_files()]
 
     def compact(self, pipeline: str, target: int) -> None:
         """pyiceberg has none: files are read, sorted and written anew, and exchanged in one snapshot."""
-        self._refuse_renamed()
         by_partition: dict[tuple[Any, ...], list[IcebergFile]] = {}
         for file in self._files(self._at.scan()):
             if file.file_size_in_bytes < target // 2 and file.spec_id == self._at.metadata.default_spec_id:
@@ -469,23 +470,43 @@ class IcebergFormat:
                 self._exchange(pipeline, value, group, target)
 
     def _exchange(self, pipeline: str, value: tuple[Any, ...], files: Sequence[IcebergFile], target: int) -> None:
-        schema = self._own_schema()
-        found = self._read(files, schema).to_table()
-        writer = FileWriter(self.data, schema, (pipeline, self.book().run), target)
-        for batch in found.to_batches():
-            writer.write(batch)
+        """Others may commit first. What is written is written: it goes in as soon as they leave room, unless they have
+        changed one of these very files."""
+        schema, run = self._own_schema(), self.book().newest
+        writer = FileWriter(self.data, schema, (pipeline, run), target)
+        with self._errors("cannot be read"):
+            for batch in self._read(files, schema).to_table().to_batches():
+                writer.write(batch)
         made = [self._described(file, Record(*value)) for file in writer.close()]
         if sum(file.record_count for file in made) != sum(file.record_count for file in files):
             raise ProtocolViolation(f"compaction of {self.shown} has lost or doubled rows, and was not committed")
-        with (
-            self._committing(),
-            Changes(self._at) as transaction,
-            transaction.update_snapshot().overwrite() as exchange,
-        ):
-            for file in files:
-                exchange.delete_data_file(file)
-            for file in made:
-                exchange.append_data_file(file)
+        for attempt in range(EXCHANGES_MAX):
+            if self.book().newest != run or not self._has(files):
+                raise Conflict("files that were to be merged have been changed, or a run has begun")
+            try:
+                with (
+                    self._committing(),
+                    Changes(self._at) as transaction,
+                    transaction.update_snapshot().overwrite() as exchange,
+                ):
+                    for file in files:
+                        exchange.delete_data_file(file)
+                    for file in made:
+                        exchange.append_data_file(file)
+                return
+            except Conflict:
+                time.sleep(PAUSE_S * random.random() * min(attempt + 1, 10))
+                self.load()
+        raise SinkError(
+            f"others changed table {self.shown} {EXCHANGES_MAX} times before us",
+            advice="Nothing is lost. Compact when less is written, or raise batch.interval.",
+        )
+
+    def _has(self, files: Sequence[IcebergFile]) -> bool:
+        """Whether they are all in this version: whole, and put as the table puts its files now."""
+        wanted = {file.file_path for file in files}
+        whole = {task.file.file_path for task in self._at.scan().plan_files() if not task.delete_files}
+        return wanted <= whole and all(file.spec_id == self._at.metadata.default_spec_id for file in files)
 
     def referenced(self) -> set[str]:
         """The files of every snapshot that has not expired."""
@@ -496,6 +517,10 @@ class IcebergFormat:
                     for entry in manifest.fetch_manifest_entry(self._at.io, discard_deleted=False):
                         names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
         return names
+
+
+def _words(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _span(values: pa.ChunkedArray, column: str) -> BooleanExpression:
@@ -557,11 +582,11 @@ def catalog_settings(sink: Iceberg) -> dict[str, str]:
     given = revealed(sink.catalog)
     if "uri" in given or "type" in given:
         return given
-    folder = Path(given["warehouse"].removeprefix("file://")).absolute()
-    if "://" in given["warehouse"].removeprefix("file://"):
+    if in_s3(given["warehouse"]):
         raise ConfigError(
             "sink.catalog: a warehouse that is not a folder needs a catalog", advice="Give its type and its uri."
         )
+    folder = Path(path_of(given["warehouse"])).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
     return given | local
@@ -577,7 +602,7 @@ def open_tables(pipeline: Pipeline) -> tuple[IcebergFormat, IcebergFormat]:
         if not made:
             try:
                 made.append(load_catalog(settings.get("name", "default"), **settings))
-            except (OSError, SQLAlchemyError, ValueError, ImportError) as error:
+            except (ArgumentError, ValueError, ImportError, NotInstalledError) as error:
                 raise ConfigError(
                     f"sink.catalog: {error}", advice="See pyiceberg's own settings of catalogs."
                 ) from None

@@ -12,6 +12,7 @@ Owns: that text. Must not know: clients. Its neighbours are ``clients``, which r
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from avow.errors import ConfigError, ProtocolViolation
@@ -53,8 +54,10 @@ def written(kept: Kept) -> str:
     )
 
 
-def read(group: str, where: TopicPartition, position: int, metadata: str | None) -> Kept:
-    """What a committed offset says, if it is ours."""
+def read(
+    group: str, where: TopicPartition, position: int, metadata: str | None, present: Callable[[], str] = lambda: ""
+) -> Kept:
+    """What a committed offset says, if it is ours. ``present``: who is in the group, asked if it is not."""
     try:
         said = json.loads(metadata or "")
         version = int(said["avow"])
@@ -72,9 +75,10 @@ def read(group: str, where: TopicPartition, position: int, metadata: str | None)
         )
         return Kept(entry, int(said["start"]), int(said["from"]), int(said["at"]))
     except (ValueError, TypeError, KeyError, ProtocolViolation):
+        who = present()
         raise ConfigError(
             f"the group {group} is this pipeline's ledger, and offset {position} of {where} was committed to it by "
-            "somebody else",
+            f"somebody else{f'; {who}' if who else ''}",
             advice="Nothing was written. Find who uses the group and stop it. Then give the pipeline a new name, or, "
             "if the output topic can be emptied, delete the group and the topic and begin anew.",
         ) from None

@@ -10,22 +10,24 @@ Owns: that form. Must not know: transactions (``task`` puts letters and rows int
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import confluent_kafka as client
-from confluent_kafka import KafkaError, KafkaException
 
 from avow.kafka.log import TopicPartition
 from avow.settings import Pipeline
-from avow.sinks.base import DeadLetter, Selection
-from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours
+from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
+from avow.sinks.kafka import register
+from avow.sinks.kafka.clients import Clients
 from avow.sinks.kafka.messages import ORIGIN, Headers, origin, read_origin
 
+Kept = TypeVar("Kept")
+AnyLetter = TypeVar("AnyLetter", DeadLetter, Glimpse)
+
 # In this order, before the record's own headers.
-OURS = (ORIGIN, "avow-reason", "avow-detail", "avow-timestamp", "avow-key", "avow-null")
+OURS = (ORIGIN, "avow-reason", "avow-detail", "avow-timestamp", "avow-record-key", "avow-null")
 
 
 def key(letter: DeadLetter) -> str:
@@ -39,7 +41,7 @@ def message(letter: DeadLetter) -> tuple[bytes, Headers]:
         ("avow-reason", letter.reason),
         ("avow-detail", letter.detail),
         ("avow-timestamp", str(letter.timestamp_ms)),
-        ("avow-key", letter.key),
+        ("avow-record-key", letter.key),
         ("avow-null", "1" if letter.value is None else "0"),
         *letter.headers,
     ]
@@ -87,46 +89,37 @@ def meant(letter: DeadLetter, died: datetime, selection: Selection) -> bool:
 
 
 def standing(clients: Clients, topic: str, selection: Selection) -> dict[str, tuple[DeadLetter, datetime]]:
-    """The letters that are meant and were not taken back, by key."""
-    found: dict[str, tuple[DeadLetter, datetime]] = {}
-    for record in committed_records(clients, topic):
+    """The letters that are meant and were not taken back, by key. A topic of another pipeline's is refused."""
+    return _standing(clients, topic, selection, lambda letter: letter)
+
+
+def _standing(
+    clients: Clients, topic: str, selection: Selection, kept: Callable[[DeadLetter], Kept]
+) -> dict[str, tuple[Kept, datetime]]:
+    found: dict[str, tuple[Kept, datetime]] = {}
+    for record in clients.committed_records(topic):
+        register.refuse_foreign(record, clients.group)
         name = _bytes(record.key()).decode(errors="replace")
         said = None if record.value() is None else read(record)
         if said is not None and meant(*said, selection):
-            found[name] = said
+            found[name] = (kept(said[0]), said[1])
         else:
             found.pop(name, None)
     return found
 
 
-def committed_records(clients: Clients, topic: str) -> Iterator[client.Message]:
-    """Every committed record of a topic of the output's cluster, up to where its log ends now.
-
-    Not up to where committed records end now: a transaction that somebody else has open would hide what was committed
-    after it began, such as the taking back of a letter. It is waited for.
-    """
-    ends = clients.settled_ends(topic)
-    reader = clients.output_reader()
-    try:
-        left = {number for number, end in ends.items() if end > 0}
-        reader.assign([client.TopicPartition(topic, number, client.OFFSET_BEGINNING) for number in left])
-        heard = time.monotonic()
-        while left:
-            with as_ours(f"the reading of topic {topic}"):
-                for record in reader.consume(10_000, 0.2):
-                    heard = time.monotonic()
-                    number = record.partition()
-                    error = record.error()
-                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                        raise KafkaException(error)
-                    if number in left and error is None and (record.offset() or 0) < ends[number]:
-                        yield record
-                    elif number is not None:
-                        left.discard(number)
-                if time.monotonic() - heard > PATIENCE_S:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    finally:
-        reader.close()
+def glimpse(letter: DeadLetter) -> Glimpse:
+    value = letter.value
+    return Glimpse(
+        letter.topic,
+        letter.partition,
+        letter.offset,
+        letter.timestamp_ms,
+        letter.reason,
+        letter.detail,
+        None if value is None else value[:GLIMPSE_BYTES],
+        len(value or b""),
+    )
 
 
 class KafkaLetters:
@@ -142,19 +135,25 @@ class KafkaLetters:
     def __exit__(self, *_: object) -> None:
         self._clients.close()
 
-    def _standing(self, selection: Selection) -> list[tuple[DeadLetter, datetime]]:
-        found = standing(self._clients, self._topic, selection).values()
+    def _standing(
+        self, selection: Selection, kept: Callable[[DeadLetter], AnyLetter]
+    ) -> list[tuple[AnyLetter, datetime]]:
+        found = _standing(self._clients, self._topic, selection, kept).values()
         return sorted(found, key=lambda said: (said[0].topic, said[0].partition, said[0].offset))
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
         """Reason, how many, when the last one died."""
         by: dict[str, list[datetime]] = {}
-        for letter, died in self._standing(selection):
+        for letter, died in self._standing(selection, glimpse):
             by.setdefault(letter.reason, []).append(died)
         return sorted(((reason, len(when), max(when)) for reason, when in by.items()), key=lambda row: -row[1])
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
-        return sorted({TopicPartition(letter.topic, letter.partition) for letter, _ in self._standing(selection)})
+        found = self._standing(selection, glimpse)
+        return sorted({TopicPartition(letter.topic, letter.partition) for letter, _ in found})
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        return [letter for letter, _ in self._standing(selection)][:limit]
+        return [letter for letter, _ in self._standing(selection, lambda letter: letter)][:limit]
+
+    def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
+        return [letter for letter, _ in self._standing(selection, glimpse)][:limit]

@@ -173,7 +173,7 @@ class Mapper:
         return [0 if us is None or us < 0 else us // 1000 for us in column.to_pylist()]
 
 
-def refuse_oversized(messages: Messages, limits: Mapping[str, Limits]) -> None:
+def refuse_unfit(messages: Messages, limits: Mapping[str, Limits]) -> None:
     """Set aside what the topics would refuse. In a transaction one refused record would take all others with it."""
     sizes = np.fromiter(map(_size, messages.keys), np.int64) + np.fromiter(map(_size, messages.values), np.int64)
     now_ms = time.time() * 1000
@@ -184,19 +184,28 @@ def refuse_oversized(messages: Messages, limits: Mapping[str, Limits]) -> None:
     earliest = now_ms - min(limit.before_max_ms for limit in limits.values()) + CLOCKS_APART_MS
     in_size = not len(sizes) or int(sizes.max()) + headers_bytes + FRAMING_BYTES <= smallest
     in_time = not stamps or (max(stamps) <= latest and min((s for s in stamps if s), default=now_ms) >= earliest)
-    if in_size and in_time:
+    keyed = not any(limit.compacted for limit in limits.values()) or None not in messages.keys
+    if in_size and in_time and keyed:
         return
     for row, topic in enumerate(messages.topics):
         if topic is None or row in messages.refused:
             continue
-        why = _why_not(
-            int(sizes[row]) + _headers_size(messages.headers[row]) + FRAMING_BYTES, stamps[row], now_ms, limits[topic]
-        )
+        size = int(sizes[row]) + _headers_size(messages.headers[row]) + FRAMING_BYTES
+        why = _why_not(messages.keys[row], size, stamps[row], now_ms, limits[topic])
         if why:
             messages.refused[row] = f"topic {topic}: {why}"
 
 
-def _why_not(size: int, stamp: int, now_ms: float, limit: Limits) -> str:
+def refuse_whole(messages: Messages, offsets: Sequence[int]) -> None:
+    """A record of which one row is refused is a dead letter: none of its rows goes out, or a redrive would double them.
+    ``offsets``: of the rows, ascending."""
+    why = {offsets[row]: reason for row, reason in sorted(messages.refused.items(), reverse=True)}
+    messages.refused = {row: why[offset] for row, offset in enumerate(offsets) if offset in why}
+
+
+def _why_not(key: bytes | None, size: int, stamp: int, now_ms: float, limit: Limits) -> str:
+    if key is None and limit.compacted:
+        return f"it has no key, and a compacted topic takes none without (cleanup.policy is {limit.cleanup_policy})"
     if size > limit.message_bytes_max:
         return f"{size:,} bytes before compression, and max.message.bytes is {limit.message_bytes_max:,}"
     if stamp and stamp > now_ms + limit.after_max_ms - CLOCKS_APART_MS:

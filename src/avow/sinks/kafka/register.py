@@ -5,6 +5,9 @@ pipeline that found none would begin anew, and double what is in the output. So 
 also written into the dead-letter topic, which is compacted and never expires, in the same transaction. A partition that
 stands there and has no position in the group has lost it: a run stops, by name.
 
+The records also say whose topic it is. Letters do not, and their keys are the records' own identities: two pipelines
+would overwrite each other's, and take them for their own. So a topic has one pipeline, and any other is refused.
+
 Owns: these records. Must not know: transactions. Its neighbours are ``store``, which writes them, and ``letters``, with
 whom they share the topic.
 """
@@ -13,11 +16,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Message
 
 from avow.errors import AvowError, ConfigError, TopicRecreated
 from avow.kafka.log import TopicPartition
 from avow.sinks.kafka.clients import Clients
-from avow.sinks.kafka.letters import committed_records
 
 PREFIX = "avow-began/"
 
@@ -28,21 +33,41 @@ class Began:
     start: int
 
 
-def message(where: TopicPartition, began: Began) -> tuple[str, bytes]:
+def message(where: TopicPartition, began: Began, pipeline: str) -> tuple[str, bytes]:
     """Key and value."""
-    return f"{PREFIX}{where}", json.dumps({"topic_id": began.topic_id, "start": began.start}).encode()
+    said = {"topic_id": began.topic_id, "start": began.start, "pipeline": pipeline}
+    return f"{PREFIX}{where}", json.dumps(said).encode()
 
 
 def read(clients: Clients, topic: str) -> dict[TopicPartition, Began]:
     found = {}
-    for record in committed_records(clients, topic):
-        key, value = record.key(), record.value()
-        text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
-        if text.startswith(PREFIX) and value is not None:
-            name, _, number = text.removeprefix(PREFIX).rpartition("/")
-            said = json.loads(value)
-            found[TopicPartition(name, int(number))] = Began(said["topic_id"], said["start"])
+    for record in clients.committed_records(topic):
+        refuse_foreign(record, clients.group)
+        if (one := _read(record)) is not None:
+            where, said = one
+            found[where] = Began(said["topic_id"], said["start"])
     return found
+
+
+def refuse_foreign(record: Message, pipeline: str) -> None:
+    """Stop at a record that says the topic is another pipeline's. Earlier versions did not say it."""
+    found = _read(record)
+    if found is None or (owner := found[1].get("pipeline", pipeline)) == pipeline:
+        return
+    raise ConfigError(
+        f"the dead-letter topic {record.topic()} is pipeline {owner}'s, which has begun to read {found[0]}",
+        advice=f"Give {pipeline} one of its own: without sink.dead_letter_topic it is {pipeline}.dead-letters.",
+    )
+
+
+def _read(record: Message) -> tuple[TopicPartition, dict[str, Any]] | None:
+    """What one of these records says; None if it is another one."""
+    key, value = record.key(), record.value()
+    text = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+    if not text.startswith(PREFIX) or value is None:
+        return None
+    name, _, number = text.removeprefix(PREFIX).rpartition("/")
+    return TopicPartition(name, int(number)), json.loads(value)
 
 
 def lost(where: TopicPartition, began: Began, topic_id: str) -> AvowError:

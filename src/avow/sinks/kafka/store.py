@@ -8,13 +8,13 @@ Owns: making and checking the topics, and the reserved group. The rules are ``le
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -24,18 +24,26 @@ from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
 from avow.settings import Kafka, Pipeline
-from avow.sinks.base import Claimed, Held
-from avow.sinks.kafka import entries as kept_entries
+from avow.sinks.base import Claimed, Held, Move
 from avow.sinks.kafka import register
-from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours
+from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours, several
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import output_topics
 from avow.sinks.kafka.register import Began
 from avow.sinks.kafka.task import KafkaTask
 
 AT_ONCE = 8  # partitions whose entries are changed side by side
-SHOWS_S = 0.25  # a commit is answered a moment before it shows
+SHOWS_S = 1.0  # a commit is answered a moment before it shows
 AGE_MAX_MS = 24 * 3_600_000  # Kafka keeps positions for seven days unless told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The source's topics, as far as topics that are made take after them."""
+
+    topics: frozenset[str]
+    partitions: int  # of the largest
+    replicas: int  # of the one with the most; -1: not known
 
 
 class Store:
@@ -63,26 +71,75 @@ class Store:
     # Topics and the group
 
     def prepare(self) -> None:
-        """Refuse a group that others use; make the dead-letter topic."""
+        """Refuse a group that others use and an output that would be read; make the dead-letter topic, or refuse one
+        that lets letters go."""
         self.refuse_members()
+        inputs = self._inputs()
+        self._outputs(inputs.topics)
         name = self._pipeline.dead_letter_topic
-        if name not in self._there([name]):
+        if name in self._there([name]):
+            self._refuse_forgetful(name)
+        else:
             # Compacted: a letter stays until it is taken back. And as large as the largest record that can come.
-            self._make(name, 1, {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)})
+            config = {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)}
+            self._make(name, 1, inputs.replicas, config)
+
+    def _inputs(self) -> _Inputs:
+        with Log(self._pipeline.source, self._pipeline.name) as log:
+            partitions = log.partitions()
+            there = [one for one in log.cluster().partitions if TopicPartition(one.topic, one.partition) in partitions]
+        return _Inputs(
+            frozenset(where.topic for where in partitions),
+            max(where.partition + 1 for where in partitions),
+            max((len(one.replicas) for one in there), default=-1),
+        )
+
+    def _outputs(self, topics: Collection[str]) -> list[str]:
+        """Where records of these topics go. Of topics that match a pattern it is known only now whether one would be
+        read again."""
+        wanted = output_topics(self._sink, topics)
+        pattern = None if self._pipeline.elsewhere else self._pipeline.source.topics_pattern
+        for name in wanted:
+            if pattern is not None and re.fullmatch(pattern, name):
+                raise ConfigError(
+                    f"sink.topic: {name} matches source.topics_pattern: this pipeline would read its own output",
+                    advice="Let the pattern leave it out, or name the output otherwise.",
+                )
+            if name == self._pipeline.dead_letter_topic:
+                raise ConfigError(
+                    f"sink.topic: {name} is an output topic and the one for dead letters",
+                    advice="Name another sink.dead_letter_topic.",
+                )
+        return wanted
+
+    def _make_outputs(self, topics: Collection[str]) -> bool:
+        """Make the output topics for these that are not there. True if one was made."""
+        wanted = self._outputs(topics)
+        there = self._there(wanted)
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            inputs = self._inputs()
+            for name in missing:
+                self._make(name, inputs.partitions, inputs.replicas, {})
+        return bool(missing)
+
+    def _refuse_forgetful(self, name: str) -> None:
+        """A dead-letter topic that somebody else has made may let letters go."""
+        policy = self._clients.limits(name).cleanup_policy
+        if policy != "compact":
+            raise ConfigError(
+                f"the dead-letter topic {name} has cleanup.policy = {policy}, so that Kafka would delete letters, and "
+                "which partitions were begun",
+                advice="kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
+                f"{name} --add-config cleanup.policy=compact",
+            )
 
     def refuse_members(self) -> None:
-        group = self._clients.group
-
-        def request(admin: AdminClient) -> list[Any]:
-            asked = admin.describe_consumer_groups([group], request_timeout=PATIENCE_S)
-            return list(asked[group].result(PATIENCE_S).members)
-
-        members = self._clients.ask(f"the describing of group {group}", request, ledger=True)
+        members = self._clients.members()
         if members:
-            named = ", ".join(f"{member.client_id} at {member.host.lstrip('/')}" for member in members[:3])
             raise ConfigError(
-                f"the group {group} is this pipeline's ledger, and a consumer has joined it: {named}"
-                f"{f' and {len(members) - 3} more' if len(members) > 3 else ''}",
+                f"the group {self._clients.group} is this pipeline's ledger, and a consumer has joined it: "
+                f"{several(members)}",
                 advice="Kafka would let it commit offsets over ours. Stop it, or give it or the pipeline another name.",
             )
 
@@ -90,16 +147,11 @@ class Store:
         """Check the columns that the sink names, and make the output topics that are not there. True if one was."""
         self._check_columns({field.name for field in fields} | {*self._sink.lineage} | ({"_rest"} if rest else set()))
         with Log(self._pipeline.source, self._pipeline.name) as log:
-            partitions = log.partitions()
-        wanted = output_topics(self._sink, {where.topic for where in partitions})
-        there = self._there(wanted)
-        most = max(where.partition + 1 for where in partitions)
-        for name in wanted:
-            if name not in there:
-                self._make(name, most, {})
-        for name in wanted:
+            topics = {where.topic for where in log.partitions()}
+        made = self._make_outputs(topics)
+        for name in self._outputs(topics):
             self._clients.limits(name)  # that it can be described is known before anything is read
-        return len(there) < len(wanted)
+        return made
 
     def _check_columns(self, columns: set[str]) -> None:
         named = {"key_column": self._sink.key_column, "value_column": self._sink.value_column}
@@ -115,10 +167,11 @@ class Store:
         found = self._clients.ask("the listing of topics", lambda admin: admin.list_topics(timeout=PATIENCE_S).topics)
         return {name for name in names if name in found}
 
-    def _make(self, name: str, partitions: int, config: dict[str, str]) -> None:
-        topic = NewTopic(name, partitions, config=config)
-
+    def _make(self, name: str, partitions: int, replicas: int, config: dict[str, str]) -> None:
         def request(admin: AdminClient) -> None:
+            # Another cluster may have fewer brokers than the source's topics have replicas.
+            most = len(admin.list_topics(timeout=PATIENCE_S).brokers) if self._pipeline.elsewhere else replicas
+            topic = NewTopic(name, partitions, min(replicas, most), config=config)
             try:
                 admin.create_topics([topic], operation_timeout=30, request_timeout=PATIENCE_S)[name].result(PATIENCE_S)
             except KafkaException as error:
@@ -133,42 +186,19 @@ class Store:
         """Every entry. One that a transaction is about to change is waited for. Unless ``stable``, only as long as a
         commit takes to show that was answered already: a dead writer's transaction stays open until a new run fences
         it, or until its time-out, and then the entry is as it was before."""
-        deadline = time.monotonic() + (self._clients.timeout_ms / 1000 + PATIENCE_S if stable else SHOWS_S)
-        what = f"the reading of the positions of group {self._clients.group}"
-        wait = True
-        while (answer := self._clients.ask(what, partial(self._committed, stable=wait), ledger=True)) is None:
-            if time.monotonic() < deadline:
-                time.sleep(0.01)
-            elif stable:
+        wait_s = self._clients.ends_within_s if stable else SHOWS_S
+        found, left = self._clients.positions(wait_s)
+        if left:
+            found |= self._clients.positions(PATIENCE_S, left, stable=False)[0]  # or it says what else is wrong
+            if stable:
+                more = f" and {len(left) - 1} more" if len(left) > 1 else ""
                 raise SinkError(
-                    f"hanging-transaction: one is about to change the positions of group {self._clients.group}, and "
-                    "does not end",
+                    f"hanging-transaction: one is about to change the position of {left[0]}{more} in group "
+                    f"{self._clients.group}, and does not end. The pipeline's own there is that of transactional.id "
+                    f"{self._clients.transactional_id(left[0])}",
                     advice="kafka-transactions.sh finds and aborts it. Or start the pipeline, which ends its own.",
                 )
-            else:
-                wait = False
-        found = {TopicPartition(one.topic, one.partition): one for one in answer if one.offset >= 0}
-        return {
-            where: kept_entries.read(self._clients.group, where, one.offset, one.metadata)
-            for where, one in sorted(found.items())
-        }
-
-    def _committed(self, admin: AdminClient, *, stable: bool) -> list[Any] | None:
-        """None: with ``stable``, an open transaction is about to change one."""
-        group = self._clients.group
-        asked = admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group)], require_stable=stable, request_timeout=PATIENCE_S
-        )
-        try:
-            answer = asked[group].result(PATIENCE_S).topic_partitions or []
-            for one in answer:
-                if one.error is not None:
-                    raise KafkaException(one.error)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNSTABLE_OFFSET_COMMIT:
-                raise
-            return None
-        return answer
+        return found
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline. One that has not changed for long is written anew: Kafka forgets those."""
@@ -182,6 +212,9 @@ class Store:
 
     def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:  # noqa: ARG002
         return {}  # one offset and its text are all that a group keeps of a partition
+
+    def claims(self, limit: int) -> None:  # noqa: ARG002
+        return None
 
     def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Begin a run: take its number, and fence the older ones: their open transactions end here."""
@@ -198,8 +231,12 @@ class Store:
         return run
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
-        """Write first positions, before anything is read from them. One that is there already stays."""
-        began = register.read(self._clients, self._pipeline.dead_letter_topic) if entries else {}
+        """Write first positions, before anything is read from them. One that is there already stays. A topic that has
+        come to match the pattern may have no output topic yet."""
+        if not entries:
+            return
+        self._make_outputs({where.topic for where in entries})
+        began = register.read(self._clients, self._pipeline.dead_letter_topic)
 
         def adopted(where: TopicPartition, kept: Kept | None) -> Kept | None:
             first = entries[where]
@@ -238,8 +275,7 @@ class Store:
                             self._register(producing.client, where, after)
                         clients.send(producing, where, after)
                         producing.client.commit_transaction(PATIENCE_S)
-                    # It is answered a moment before it shows, and a first position that does not show is not even
-                    # waited for by who lists all of them.
+                    # It is answered a moment before it shows.
                     clients.kept(where)
                     if begin and clients.elsewhere:
                         self._register(clients.plain, where, after)
@@ -252,14 +288,14 @@ class Store:
                 done.result()
 
     def _register(self, producer: Producer, where: TopicPartition, kept: Kept) -> None:
-        key, value = register.message(where, Began(kept.entry.topic_id, kept.start))
+        key, value = register.message(where, Began(kept.entry.topic_id, kept.start), self._pipeline.name)
         producer.produce(self._pipeline.dead_letter_topic, value, key)
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = ledger.NOTHING) -> None:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
         task = KafkaTask(self._pipeline, run, self._clients)
         with task.act():
-            entry = task.entry(done.topic, done.partition, lock=True)
+            (entry,) = task.entries([TopicPartition(done.topic, done.partition)], lock=True)
             todo = ledger.judge(entry.position, done)
             if todo:
-                task.claim(entry, ledger.claim(entry, todo, run, counts), todo, batch)
+                task.claim([Move(entry, ledger.claim(entry, todo, run, counts), todo)], batch)

@@ -12,7 +12,7 @@ guarantee's order) or what a row looks like outside (``messages``).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ from avow.errors import ProtocolViolation, SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import Kafka, Pipeline
-from avow.sinks.base import DeadLetter, Rows, Selection, Written
+from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka.clients import PATIENCE_S, Clients, Producing, expect, failure
 from avow.sinks.kafka.entries import Kept
-from avow.sinks.kafka.messages import Mapper, output_topics, refuse_oversized
+from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit, refuse_whole
 
 ABORT_PATIENCE_S = 10.0
 
@@ -118,9 +118,10 @@ class KafkaTask:
 
     # The ledger
 
-    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:
-        where = self._where = TopicPartition(topic, partition)
-        for name in [*output_topics(self._sink, [topic]), self._letters_topic]:
+    def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
+        (where,) = partitions  # a transaction has one producer, whose name is the partition's
+        self._where = where
+        for name in [*output_topics(self._sink, [where.topic]), self._letters_topic]:
             self._clients.limits(name)  # before a producer is made: no batch may be larger than these
         if lock:
             self._held = self._clients.begun(where)
@@ -130,12 +131,13 @@ class KafkaTask:
             # Also without ``lock`` a position is certain only for who has fenced the others, as this task has if it
             # has claimed before.
             self._kept = self._claimed or expect(self._clients.fresh(where).last, where)
-        return self._kept.entry
+        return [self._kept.entry]
 
-    def claim(self, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:  # noqa: ARG002
-        if self._kept is None or self._kept.entry != before or self._held is None:
-            raise ProtocolViolation(f"{done} is claimed outside the act in which its entry was read")
-        self._next = replace(self._kept, entry=after, claimed_from=done.start)
+    def claim(self, moves: Sequence[Move], batch: int) -> None:  # noqa: ARG002
+        (move,) = moves
+        if self._kept is None or self._kept.entry != move.before or self._held is None:
+            raise ProtocolViolation(f"{move.done} is claimed outside the act in which its entry was read")
+        self._next = replace(self._kept, entry=move.after, claimed_from=move.done.start)
 
     def change(self, after: Entry) -> None:
         """Store another change of the entry that was read with ``lock``."""
@@ -163,7 +165,9 @@ class KafkaTask:
         topics = {topic for topic in messages.topics if topic is not None}
         limits = {topic: self._clients.limits(topic) for topic in topics}
         if limits:
-            refuse_oversized(messages, limits)
+            refuse_unfit(messages, limits)
+        if messages.refused:
+            refuse_whole(messages, batch.column(self._sink.lineage[2]).to_pylist())
         partition = batch.column(self._sink.lineage[1])[0].as_py()
         # Without a key there is no order but the input partition's own: it is kept by staying together.
         unkeyed = {topic: partition % limit.partitions for topic, limit in limits.items()}

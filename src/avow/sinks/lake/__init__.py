@@ -12,7 +12,8 @@ library: after a refusal they are read again. Unchanged (somebody compacted, del
 made once more; moved, and another run has taken over.
 
 Dead letters are a table of their own, with positions of its own. It is committed before the table of rows, so a crash
-in between leaves it ahead; the next run takes back what lies beyond the claimed position (``driver.open_run``).
+in between leaves it ahead; the next run takes back what lies beyond the claimed position (``driver.open_run``), once it
+has fenced the one before in the table of rows: one that only stood still could claim what it had buried.
 
 ``book`` is the ledger as a table holds it; ``files`` writes Parquet; ``staging`` is a task's side; ``table`` is what a
 format must do; ``driver`` is the driver's side; ``letters`` the dead letters. ``sinks.delta`` and ``sinks.iceberg`` are

@@ -10,7 +10,7 @@ import pickle
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ from avow.errors import ConfigError, PositionMoved, ProtocolViolation, SinkError
 from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import NOTHING, Counts, Entry, OffsetRange
-from avow.schema import Field
+from avow.schema import Array, Field, Map, Struct, Type
 from avow.settings import REST_COLUMN, Lake, Pipeline
 from avow.sinks.base import Claimed, Held
 from avow.sinks.lake import letters as graveyard
@@ -39,6 +39,7 @@ IDLE_MAX = 5  # of refusals although nobody else has committed: a full disk, a l
 PAUSE_S = 0.02
 
 LETTER_COLUMNS = ("topic", "partition", "offset")
+GRAVES = Shape(graveyard.SCHEMA)  # from which a redrive removes letters: as upsert does
 _NUMBER = "__avow_number"  # of a row, beside its key while keys are joined or grouped
 
 
@@ -53,18 +54,30 @@ class Change:
     marked: tuple[Chosen, int | None] | None = None
 
 
+def nothing() -> None:
+    return None
+
+
 def committed(
-    table: LakeTable, make: Callable[[Book], Change | None], answered: Callable[[], None], *, sure: bool, sink: Lake
+    table: LakeTable,
+    check: Callable[[LakeTable], None],
+    make: Callable[[Book], Change | None],
+    answered: Callable[[], None] = nothing,
+    *,
+    sure: bool = True,
+    sink: Lake,
 ) -> None:
     """Make a commit on the newest book, again and again while others come first.
 
-    ``make`` judges the book and says what to commit; None if there is nothing left to do. ``answered`` is called when
-    the table has said yes. Without ``sure``, a commit whose answer was lost is not looked for: it has failed.
+    ``check`` refuses a table that others have made unfit for it. ``make`` judges the book and says what to commit; None
+    if there is nothing left to do. ``answered`` is called when the table has said yes. Without ``sure``, a commit whose
+    answer was lost is not looked for: it has failed.
     """
     name = uuid.uuid4().hex
     idle = 0
     for attempt in range(ATTEMPTS_MAX):
         before = table.version
+        check(table)
         change = make(table.book())
         if change is None:
             return
@@ -81,7 +94,8 @@ def committed(
             failure = error
         # Refused, or unknown: a store that tried again by itself may have refused what it had taken.
         time.sleep(PAUSE_S * random.random() * min(attempt + 1, 10))
-        table.load()
+        if not table.load():
+            raise SinkError(f"table {table.shown} is gone: {failure}") from failure
         if table.landed(name):
             return
         idle += table.version == before
@@ -104,10 +118,6 @@ def _commit(table: LakeTable, change: Change, name: str, sink: Lake) -> None:
         table.commit(change.book, change.files, name)
 
 
-def nothing() -> None:
-    return None
-
-
 class LakeDriver:
     """What the driver asks of a lake. ``rows`` and ``letters`` are its two tables."""
 
@@ -116,9 +126,11 @@ class LakeDriver:
         self._pipeline, self._sink = pipeline, pipeline.sink
         self._rows, self._letters = rows, letters
         self._shape: Shape | None = None
+        self._checked: dict[str, object] = {}  # by table, what its last check rested on
         # Between the acts of one batch: what dedupe left out, and what was really claimed.
         self._skipped: dict[OffsetRange, int] = {}
         self._claimed: set[OffsetRange] = set()
+        self._numbers: set[int] = set()  # those taken, where others run beside
 
     def __enter__(self) -> LakeDriver:
         return self
@@ -132,31 +144,26 @@ class LakeDriver:
     # Before a run.
 
     def prepare(self) -> None:
-        """Whether the store can be reached, and a table that is there can be trusted."""
+        """Whether the store can be reached, and tables that are there can be trusted."""
         if self._rows.load():
-            self._refuse(self._rows.rolled_back())
-
-    def _refuse(self, why: str) -> None:
-        if why:
-            raise ConfigError(
-                f"table {self._rows.shown} went back behind its positions: {why}",
-                advice="Rows that were claimed are gone, and avow would not bring them again. Audit the table; then "
-                "give the pipeline a new name and a new table, or bring the table forward again.",
-            )
+            _refuse_rolled_back(self._rows)
+        if self._letters.load():
+            _refuse_rolled_back(self._letters)
 
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         self._shape = shape(fields, self._sink, self._rows, rest=rest)
         made = not self._rows.load() and self._rows.create(self._shape)
         if not made:
-            self._check(self._shape)
-        graves = Shape(graveyard.SCHEMA)
-        if not self._letters.load() and self._letters.create(graves):
-            return made
-        wrong = self._letters.refusals(graves, "upsert")  # letters are removed by a redrive
-        _raise_differences(self._letters.shown, [*wrong, *differences(graves, self._letters)])
+            self._evolve(self._shape)
+        self.check(self._rows)
+        found = self._letters.load()
+        self._refuse_lost_letters(found=found)
+        if not found:
+            self._letters.create(GRAVES)
+        self.check(self._letters)
         return made
 
-    def _check(self, wanted: Shape) -> None:
+    def _evolve(self, wanted: Shape) -> None:
         table = self._rows
         missing = [one for one in wanted.schema if one.name not in table.schema().names]
         if missing and self._sink.evolve == "add" and all(one.nullable for one in missing):
@@ -164,9 +171,27 @@ class LakeDriver:
                 table.add_columns(missing)
             except Conflict:
                 table.load()
-                return self._check(wanted)
-        _raise_differences(table.shown, [*table.refusals(wanted, self._sink.mode), *differences(wanted, table)])
-        return None
+                self._evolve(wanted)
+
+    def _refuse_lost_letters(self, *, found: bool) -> None:
+        """Where letters are counted, their table has a ledger too."""
+        dead = sum(held.entry.counts.dead for held in self._rows.book().held.values())
+        if dead and not (found and self._letters.book() != Book()):
+            raise ConfigError(
+                f"table {self._letters.shown} {'was made anew' if found else 'is gone'}, and with it {dead:,} dead "
+                f"letters that table {self._rows.shown} counts",
+                advice="Bring the table back as it was, or give the pipeline a new name and a new table.",
+            )
+
+    def check(self, table: LakeTable) -> None:
+        """At the start, and before each commit: others may do to a table what is in no commit's way, and still breaks
+        the promise."""
+        _refuse_rolled_back(table)
+        wanted, mode = (self._shape, self._sink.mode) if table is self._rows else (GRAVES, "upsert")
+        basis = table.basis()
+        if wanted is not None and basis != self._checked.get(table.shown):
+            _raise_differences(table.shown, [*table.refusals(wanted, mode), *differences(wanted, table)])
+            self._checked[table.shown] = basis
 
     def brief(self) -> bytes:
         return pickle.dumps(self.made_brief())
@@ -197,39 +222,67 @@ class LakeDriver:
     # Runs and positions.
 
     def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
-        """Take a number in both tables, and take back dead letters of claims that never came. A table has one fence for
-        all partitions, so those who share them share the number."""
+        """Take a number, and fence with it whoever came before: everywhere, or where others run beside in these
+        partitions. Only then take back dead letters of claims that never came: the table of rows would still take such
+        a claim from a run that it has not fenced."""
         for table in (self._rows, self._letters):
             if not table.load():
                 raise ProtocolViolation(f"table {table.shown} is not there")
-        self._refuse(self._rows.rolled_back())
-        run = max(self._rows.book().run, self._letters.book().run)
-        if partitions is None or not run:
-            run += 1
-            for table in (self._rows, self._letters):
-                self._committed(table, lambda book: Change(_fenced(book, run)))
-        claimed = self._rows.book().held
-        for where, held in self._letters.book().held.items():
-            if partitions is not None and where not in partitions:
-                continue
-            position = claimed[where].entry.position if where in claimed else held.start
-            if held.entry.position > position:
-                self._take_back(where, position, run)
+        run, fenced = 0, set[TopicPartition]()
+
+        def begun(book: Book) -> Change:
+            nonlocal run, fenced
+            run = max(book.newest, self._letters.book().newest) + 1
+            if partitions is None:
+                return Change(book.fenced(run))
+            # What we took before and nobody has taken since goes along to the new number: one that no partition has is
+            # nobody's any more (``upkeep``).
+            own = {where for where, held in book.held.items() if held.entry.run in self._numbers}
+            fenced = own | (set(partitions) & book.held.keys())
+            return Change(book.fenced(run, fenced))
+
+        self._committed(self._rows, begun)
+        if partitions is None:
+            self._committed(self._letters, lambda book: Change(book.fenced(run)))
+            self._take_back(self._rows.book().held, run)
+        else:
+            self._numbers.add(run)
+            self._take_letters(fenced, run)
         return run
 
-    def _take_back(self, where: TopicPartition, position: int, run: int) -> None:
-        """Dead letters from ``position`` on were buried for a claim that never came: their records come again."""
+    def _take_letters(self, partitions: Set[TopicPartition], run: int) -> None:
+        """Fence partitions that the table of rows has just given to this run in the table of dead letters too, and take
+        back what is to be."""
+        held = self._rows.book().held
 
-        def back(book: Book) -> Change | None:
-            _check_fence(book, run)
-            held = book.held[where]
-            if held.entry.position <= position:
-                return None
-            chosen = Chosen(where, LETTER_COLUMNS, start=position)
-            entry = replace(held.entry, position=position)
-            return Change(book.with_entries({where: entry}), removed=chosen)
+        def fenced(book: Book) -> Change | None:
+            if book.run >= run or not partitions:
+                return None  # it was fenced as a whole
+            missing = {where: Entry(held[where].entry.position, "", 0) for where in partitions - book.held.keys()}
+            after = book.with_entries(missing)
+            return Change(after.fenced(run, [where for where in partitions if after.entry(where).run != run]))
 
-        self._committed(self._letters, back)
+        self._committed(self._letters, fenced)
+        self._take_back(partitions, run)
+
+    def _take_back(self, partitions: Collection[TopicPartition], run: int) -> None:
+        """Dead letters from the claimed position on were buried for a claim that never came: their records come
+        again."""
+        claimed, buried = self._rows.book().held, self._letters.book().held
+        for where in partitions:
+            position = claimed[where].entry.position
+            if where not in buried or buried[where].entry.position <= position:
+                continue
+
+            def back(book: Book, where: TopicPartition = where, position: int = position) -> Change | None:
+                entry = book.entry(where)
+                ledger.check_fence(entry, run)
+                if entry.position <= position:
+                    return None
+                chosen = Chosen(where, LETTER_COLUMNS, start=position)
+                return Change(book.with_entries({where: replace(entry, position=position)}), removed=chosen)
+
+            self._committed(self._letters, back)
 
     def entries(self) -> dict[TopicPartition, Entry]:
         return self._rows.book().entries() if self._rows.loaded or self._rows.load() else {}
@@ -240,27 +293,45 @@ class LakeDriver:
     def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:  # noqa: ARG002
         return {}  # the book has totals only
 
+    def claims(self, limit: int) -> None:  # noqa: ARG002 - the table's versions are not one of each claim
+        return None
+
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
-        fresh = {where: entry for where, entry in entries.items() if where not in self._rows.book().held}
-        topic, partition, offset, _ = self._sink.lineage
-        for where, entry in fresh.items():
-            if self._rows.has_rows(Chosen(where, (topic, partition, offset), start=entry.position)):
-                raise ConfigError(
-                    f"table {self._rows.shown} has rows of {where.topic}/{where.partition} from offset "
-                    f"{entry.position} on, and no position of pipeline {self._pipeline.name}",
-                    advice="The positions were lost (the table was replaced or restored), or another pipeline has "
-                    "written these rows. Reading them again would double them: name a new table, or remove the rows.",
-                )
+        for where in entries.keys() - self._rows.book().held.keys():
+            self._refuse_rows_of(where, entries[where].position)
+        run = max((entry.run for entry in entries.values()), default=0)
+        taken = set[TopicPartition]()
 
         def adopted(book: Book) -> Change | None:
-            missing = {where: entry for where, entry in fresh.items() if where not in book.held}
-            return Change(book.with_entries(missing)) if missing else None
+            nonlocal taken
+            missing = {where: entry for where, entry in entries.items() if where not in book.held}
+            # One that an older run has written meanwhile stays, and is ours from now on.
+            older = {where for where in entries.keys() & book.held.keys() if book.entry(where).run < run}
+            taken = missing.keys() | older
+            return Change(book.with_entries(missing).fenced(run, older)) if taken else None
 
         self._committed(self._rows, adopted)
+        self._take_letters(taken, run)
+
+    def _refuse_rows_of(self, where: TopicPartition, start: int) -> None:
+        """Rows of a partition that has no position: reading on behind them is all that neither doubles nor leaves out,
+        unless a start was declared for this very partition."""
+        topic, partition, offset, _ = self._sink.lineage
+        found = self._rows.batches([offset], Chosen(where, (topic, partition, offset)))
+        greatest = max((pc.max(batch.column(0)).as_py() for batch in found if batch.num_rows), default=None)
+        declared = self._pipeline.source.start
+        named = isinstance(declared, Mapping) and where.partition in declared.get(where.topic, {})
+        if greatest is None or start == greatest + 1 or (named and start > greatest):
+            return
+        raise ConfigError(
+            f"table {self._rows.shown} has rows of {where.topic}/{where.partition} up to offset {greatest}, and no "
+            f"position of pipeline {self._pipeline.name}, which would begin at offset {start}",
+            advice="The positions were lost (the table was replaced or restored), or another pipeline has written "
+            "these rows. Name a new table, remove the rows, or declare the offset behind them in source.start.",
+        )
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:  # noqa: ARG002
         def claimed(book: Book) -> Change | None:
-            _check_fence(book, run)
             where = TopicPartition(done.topic, done.partition)
             entry = _entry(book, where)
             todo = ledger.judge(entry.position, done)
@@ -317,28 +388,27 @@ class LakeDriver:
             return
 
         def buried(book: Book) -> Change | None:
-            _check_fence(book, run)
             files: list[DataFile] = []
             entries = {}
             for part in with_letters:
                 where = TopicPartition(part.done.topic, part.done.partition)
-                entry = book.held[where].entry if where in book.held else Entry(part.done.start, "", run)
+                entry = book.entry(where) if where in book.held else Entry(part.done.start, "", book.run)
+                ledger.check_fence(entry, run)
                 if entry.position >= part.done.until:
                     continue
-                found = part.letters if entry.position <= part.done.start else self._later(part, entry.position)
+                found = part.letters if entry.position <= part.done.start else self._later(part, entry.position, run)
                 files += found
                 entries[where] = replace(entry, position=part.done.until)
             return Change(book.with_entries(entries), files) if entries else None
 
         self._committed(self._letters, buried)
 
-    def _later(self, part: Staged, position: int) -> list[DataFile]:
+    def _later(self, part: Staged, position: int, run: int) -> list[DataFile]:
         """The letters from an offset on, in a file of their own."""
         found = read_files(self._letters.data, part.letters)
         found = found.filter(pc.greater_equal(found["offset"], position))
         schema = self._letters.file_schema(graveyard.SCHEMA)
-        name = (self._pipeline.name, self._letters.book().run)
-        writer = FileWriter(self._letters.data, schema, name, self._sink.file_mb << 20)
+        writer = FileWriter(self._letters.data, schema, (self._pipeline.name, run), self._sink.file_mb << 20)
         for batch in found.cast(schema).to_batches():
             writer.write(batch)
         return writer.close()
@@ -351,7 +421,7 @@ class LakeDriver:
         *,
         sure: bool = True,
     ) -> None:
-        committed(table, make, answered, sure=sure, sink=self._sink)
+        committed(table, self.check, make, answered, sure=sure, sink=self._sink)
 
 
 @dataclass(slots=True)
@@ -370,7 +440,6 @@ class Acting:
     claimed: set[OffsetRange]
 
     def change(self, book: Book) -> Change | None:
-        _check_fence(book, self.run)
         todo = [part for part in self.staged if self._is_due(book, part)]
         files, merged = self.files(todo) if Act.WRITE in self.step else ([], None)
         entries = {}
@@ -391,12 +460,13 @@ class Acting:
 
     def _is_due(self, book: Book, part: Staged) -> bool:
         """Whether a range is still to be done: not if it was claimed, unless that was the act before this one."""
-        position = _entry(book, TopicPartition(part.done.topic, part.done.partition)).position
+        entry = _entry(book, TopicPartition(part.done.topic, part.done.partition))
+        ledger.check_fence(entry, self.run)
         if self.last and Act.CLAIM not in self.step:
             return part.done in self.claimed
-        todo = ledger.judge(position, part.done)
+        todo = ledger.judge(entry.position, part.done)
         if todo and todo != part.done:
-            raise PositionMoved(f"{part.done} was staged, but the position is {position}")
+            raise PositionMoved(f"{part.done} was staged, but the position is {entry.position}")
         return bool(todo)
 
     def _counts(self, part: Staged) -> Counts:
@@ -471,15 +541,7 @@ def read_files(folder: Place, files: Sequence[DataFile]) -> pa.Table:
 def _entry(book: Book, where: TopicPartition) -> Entry:
     if where not in book.held:
         raise ProtocolViolation(f"the ledger has no position for {where.topic}/{where.partition}")
-    return replace(book.held[where].entry, run=book.run)
-
-
-def _check_fence(book: Book, run: int) -> None:
-    ledger.check_fence(Entry(0, "", book.run), run)
-
-
-def _fenced(book: Book, run: int) -> Book:
-    return replace(book, run=ledger.fence(Entry(0, "", book.run), run).run)
+    return book.entry(where)
 
 
 # The columns.
@@ -500,16 +562,15 @@ def shape(fields: tuple[Field, ...], sink: Lake, table: LakeTable, *, rest: bool
         pa.field(timestamp, pa.timestamp("us", "UTC")),
     ]
     schema = pa.schema(columns)
+    required = frozenset(path for one in fields for path in _required(one.type, one.name))
     by = sink.partition_by
     if by is None:
-        return Shape(schema)
-    if by.column not in schema.names:
-        raise ConfigError(
-            f"sink.partition_by: the rows have no column {by.column!r}", advice="Name one that the transform gives."
-        )
+        return Shape(schema, required=required)
+    if found := sink.partition_problem(fields):
+        raise ConfigError(f"sink.partition_by: {found[0]}", advice=f"Allowed is {found[1]}.")
     if not by.day:
-        return Shape(schema, schema.field(by.column))
-    return Shape(schema, pa.field(f"{by.column}_day", pa.date32()), by.column)
+        return Shape(schema, schema.field(by.column), required=required)
+    return Shape(schema, pa.field(f"{by.column}_day", pa.date32()), by.column, required)
 
 
 def differences(wanted: Shape, table: LakeTable) -> list[str]:
@@ -521,8 +582,9 @@ def differences(wanted: Shape, table: LakeTable) -> list[str]:
             lines.append(f"column {one.name!r} ({one.type}) is missing")
         elif not same_type(there.type, one.type):
             lines.append(f"column {one.name!r} is {there.type}, and {one.type} is needed")
-        elif one.nullable and not there.nullable:
-            lines.append(f"column {one.name!r} must have a value, and the pipeline's may be null")
+        else:
+            stricter = [path for path in _stricter(there, one, one.name) if path not in wanted.required]
+            lines += [f"column {path!r} must have a value, and the pipeline's may be null" for path in stricter]
     ours = {*wanted.schema.names, *([wanted.partition.name] if wanted.partition is not None else [])}
     lines += [
         f"column {name!r} must have a value, and the pipeline has none for it"
@@ -530,6 +592,36 @@ def differences(wanted: Shape, table: LakeTable) -> list[str]:
         if name not in ours and not there.nullable
     ]
     return lines
+
+
+def _stricter(there: pa.Field, wanted: pa.Field, path: str) -> Iterator[str]:
+    """Where a table's values, or parts of them, must be there, and ours may be null."""
+    if wanted.nullable and not there.nullable:
+        yield path
+    for name, theirs, ours in _parts(there.type, wanted.type):
+        yield from _stricter(theirs, ours, f"{path}.{name}")
+
+
+def _parts(there: pa.DataType, wanted: pa.DataType) -> Iterator[tuple[str, pa.Field, pa.Field]]:
+    if pa.types.is_struct(wanted):
+        yield from ((one.name, there.field(one.name), one) for one in wanted.fields)
+    elif pa.types.is_map(wanted):
+        yield "value", there.item_field, wanted.item_field
+    elif pa.types.is_list(wanted):
+        yield "element", there.value_field, wanted.value_field
+
+
+def _required(type_: Type, path: str) -> Iterator[str]:
+    """The parts of a declared type that are never null, by their paths."""
+    match type_:
+        case Struct():
+            for one in type_.fields:
+                yield from [f"{path}.{one.name}"] if one.required else []
+                yield from _required(one.type, f"{path}.{one.name}")
+        case Array():
+            yield from _required(type_.element, f"{path}.element")
+        case Map():
+            yield from _required(type_.value, f"{path}.value")
 
 
 def same_type(one: pa.DataType, other: pa.DataType) -> bool:
@@ -551,6 +643,16 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(type_):
         return pa.timestamp(type_.unit, "UTC" if type_.tz else None)
     return type_
+
+
+def _refuse_rolled_back(table: LakeTable) -> None:
+    why = table.rolled_back()
+    if why:
+        raise ConfigError(
+            f"table {table.shown} went back behind its positions: {why}",
+            advice="What was claimed is gone, and avow would not bring it again. Audit the table; then give the "
+            "pipeline a new name and a new table, or bring the table forward again.",
+        )
 
 
 def _raise_differences(shown: str, lines: Sequence[str]) -> None:

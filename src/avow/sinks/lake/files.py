@@ -10,6 +10,7 @@ files, and the formats, which read the footers for their statistics.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -22,27 +23,30 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from avow.errors import ConfigError
+from avow.settings import SCHEMES, STORE_OPTIONS
+
 # Batches wait for one another until they are worth a row group.
 ROW_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder: on a disk or in an S3-compatible store. It is pickled into tasks; its options hold secrets."""
+    """A folder: on a disk or in an S3-compatible store. It is pickled into tasks."""
 
-    url: str  # file:///... or s3://bucket/...
-    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of pyarrow's S3FileSystem
+    url: str  # file:///... or s3://bucket/..., or as a table spells it
+    store: bytes = field(default=b"", repr=False)  # pyarrow's file system, pickled, with its secrets; none for a disk
 
     @property
     def root(self) -> str:
-        return self.url.removeprefix("file://").removeprefix("s3://")
+        return path_of(self.url)
 
     def under(self, name: str) -> Place:
-        return Place(f"{self.url}/{name}", self.options)
+        return Place(f"{self.url}/{name}", self.store)
 
     @property
     def filesystem(self) -> pa.fs.FileSystem:
-        return _s3(self.options) if self.url.startswith("s3://") else pyarrow.fs.LocalFileSystem()
+        return _opened(self.store) if self.store else pyarrow.fs.LocalFileSystem()
 
     def listed(self) -> Iterator[pa.fs.FileInfo]:
         """Every file below it."""
@@ -51,33 +55,40 @@ class Place:
 
 
 @cache
-def _s3(options: tuple[tuple[str, str], ...]) -> pa.fs.FileSystem:
-    return pyarrow.fs.S3FileSystem(**dict(options))
+def _opened(store: bytes) -> pa.fs.FileSystem:
+    return pickle.loads(store)
+
+
+def path_of(url: str) -> str:
+    """The path in a store of what a writer of any kind has named: Java's say file:/ and s3a://."""
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
+    if found is None:
+        return url
+    if found[1] not in SCHEMES:
+        raise ConfigError(
+            f"{url} is in a store that a lake's sink does not know: {found[1]}",
+            advice=f"Known are {', '.join(SCHEMES)}.",
+        )
+    return re.sub(r"^file:(//)?|^[^:]*://", "", url)
+
+
+def in_s3(url: str) -> bool:
+    return url.startswith(("s3://", "s3a://"))
 
 
 def place(path: str, options: Mapping[str, str]) -> Place:
     """Where a path of the pipeline file is. A relative one is seen from here, where the driver runs."""
-    if path.startswith("s3://"):
-        return Place(path, tuple(sorted(options.items())))
-    return Place(f"file://{Path(path.removeprefix('file://')).absolute()}")
+    if in_s3(path):
+        return Place(f"s3://{path_of(path)}", pickle.dumps(pyarrow.fs.S3FileSystem(**_s3(options))))
+    return Place(f"file://{Path(path_of(path)).absolute()}")
 
 
-# As object stores' clients and pyiceberg spell them, and as pyarrow does.
-_S3_NAMES = {
-    "access_key": ("aws_access_key_id", "s3.access-key-id"),
-    "secret_key": ("aws_secret_access_key", "s3.secret-access-key"),
-    "session_token": ("aws_session_token", "s3.session-token"),
-    "region": ("aws_region", "aws_default_region", "s3.region"),
-    "endpoint_override": ("aws_endpoint_url", "aws_endpoint", "s3.endpoint"),
-}
-
-
-def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
-    """A store's settings as pyarrow takes them."""
-    given = {name.lower(): value for name, value in settings.items()}
-    found = {ours: given[name] for ours, names in _S3_NAMES.items() for name in names if name in given}
-    if found.get("endpoint_override", "").startswith("http://"):
-        found["scheme"] = "http"
+def _s3(options: Mapping[str, str]) -> dict[str, Any]:
+    """A store's options, in the names of the client that writes the log, as pyarrow takes them."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if ours := STORE_OPTIONS[name.lower().removeprefix("aws_")]:
+            found[ours] = value.lower() == "true" if ours in ("anonymous", "force_virtual_addressing") else value
     return found
 
 
@@ -156,7 +167,7 @@ class FileWriter:
     def _begin_file(self) -> None:
         self._name = self._subfolder + new_name(self._pipeline, self._run)
         self._footers: list[pq.FileMetaData] = []
-        if self._folder.url.startswith("file://"):
+        if not self._folder.store:
             Path(self._folder.root, self._name).parent.mkdir(parents=True, exist_ok=True)
         self._stream = self._folder.filesystem.open_output_stream(f"{self._folder.root}/{self._name}")
         self._writer = pq.ParquetWriter(

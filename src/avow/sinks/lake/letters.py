@@ -15,7 +15,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.sinks.base import DeadLetter, Selection
+from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
 
 SCHEMA = pa.schema(
     [
@@ -82,6 +82,25 @@ def from_rows(rows: pa.Table) -> list[DeadLetter]:
         )
         for row in rows.to_pylist()
     ]
+
+
+# What counting and listing need: not the bytes of records.
+LIGHT = [name for name in SCHEMA.names if name not in ("key", "value", "headers")]
+
+
+def shortened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch with ``LIGHT`` columns and ``value``, of which only the beginning and the size are kept."""
+    value = batch["value"]
+    columns = [batch[name] for name in LIGHT]
+    sizes = pc.fill_null(pc.cast(pc.binary_length(value), pa.int64()), 0)
+    return pa.RecordBatch.from_arrays(
+        [*columns, pc.binary_slice(value, 0, GLIMPSE_BYTES), sizes], names=[*LIGHT, "head", "size"]
+    )
+
+
+def glimpses(rows: pa.Table) -> list[Glimpse]:
+    names = ("topic", "partition", "offset", "timestamp_ms", "reason", "detail", "head", "size")
+    return [Glimpse(*(row[name] for name in names)) for row in rows.select(names).to_pylist()]
 
 
 def selected(rows: pa.Table, selection: Selection) -> pa.Table:

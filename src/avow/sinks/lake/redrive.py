@@ -16,7 +16,7 @@ Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver``
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -29,10 +29,10 @@ from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Lake, Pipeline
-from avow.sinks.base import DeadLetter, Rows, Selection, Written
+from avow.sinks.base import DeadLetter, Glimpse, Rows, Selection, Written
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
-from avow.sinks.lake.driver import LETTER_COLUMNS, Acting, Change, LakeDriver, committed, nothing
+from avow.sinks.lake.driver import LETTER_COLUMNS, Acting, Change, LakeDriver, committed
 from avow.sinks.lake.staging import LakeStaging, Staged
 from avow.sinks.lake.table import Chosen, LakeTable
 
@@ -49,27 +49,39 @@ class LakeLetters:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def _selected(self, selection: Selection) -> pa.Table:
-        if not (self._rows.load() and self._letters.load()):
+    def _selected(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        if not self._exists():
             return graveyard.SCHEMA.empty_table()
-        return graveyard.selected(there(self._letters, self._rows.book()), selection)
+        return graveyard.selected(there(self._letters.rows(columns), self._rows.book()), selection)
+
+    def _exists(self) -> bool:
+        return self._rows.load() and self._letters.load()
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
-        found = self._selected(selection).group_by("reason").aggregate([("offset", "count"), ("died_at", "max")])
+        chosen = self._selected(selection, graveyard.LIGHT)
+        found = chosen.group_by("reason").aggregate([("offset", "count"), ("died_at", "max")])
         lines = [(row["reason"], row["offset_count"], row["died_at_max"]) for row in found.to_pylist()]
         return sorted(lines, key=lambda line: -line[1])
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
-        found = self._selected(selection).group_by(["topic", "partition"]).aggregate([])
+        found = self._selected(selection, graveyard.LIGHT).group_by(["topic", "partition"]).aggregate([])
         return sorted(TopicPartition(row["topic"], row["partition"]) for row in found.to_pylist())
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
         return graveyard.from_rows(self._selected(selection).slice(0, limit))
 
+    def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
+        if not self._exists():
+            return []
+        some = [graveyard.shortened(batch) for batch in self._letters.batches([*graveyard.LIGHT, "value"])]
+        if not some:
+            return []
+        found = there(pa.Table.from_batches(some), self._rows.book())
+        return graveyard.glimpses(graveyard.selected(found, selection).slice(0, limit))
 
-def there(letters: LakeTable, book: Book) -> pa.Table:
+
+def there(found: pa.Table, book: Book) -> pa.Table:
     """The letters, without those that a redrive has delivered and not yet removed."""
-    found = letters.rows()
     if not book.redrives:
         return found
     return found.filter(pc.not_equal(found["redrive"].fill_null(0), book.redrives))
@@ -84,6 +96,7 @@ class LakeRedriving:
         self._rows, self._letters = rows, letters
         self._driver = LakeDriver(pipeline, rows, letters)
         self._staging: LakeStaging | None = None
+        self._run = 0  # whose files these are: the newest, so that nobody takes them for left behind
         self._delivered: list[tuple[list[DeadLetter], int, int]] = []
 
     @contextmanager
@@ -91,24 +104,25 @@ class LakeRedriving:
         for table in (self._rows, self._letters):
             if not table.load():
                 raise SinkError(f"table {table.shown} is not there", advice="Run the pipeline first.")
+            self._driver.check(table)
         self._settle()
         self._delivered.clear()
         yield
         for delivered in self._delivered:
             self._deliver(*delivered)
 
-    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:  # noqa: ARG002 - the commit compares
-        return self._rows.book().entries()[TopicPartition(topic, partition)]
+    def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:  # noqa: ARG002
+        found = self._rows.book().entries()  # nobody is held off: the commit compares
+        return [found[where] for where in partitions]
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        found = graveyard.selected(there(self._letters, self._rows.book()), selection)
+        found = graveyard.selected(there(self._letters.rows(), self._rows.book()), selection)
         return graveyard.from_rows(found.slice(0, limit))
 
     def write(self, rows: Rows) -> Written:
         # The columns as the rows have them: a transform may have changed them since the table was checked.
-        self._staging = LakeStaging(
-            self._pipeline, self._rows.book().run, pickle.dumps(self._driver.brief_for(rows.rows))
-        )
+        self._run = self._rows.book().newest
+        self._staging = LakeStaging(self._pipeline, self._run, pickle.dumps(self._driver.brief_for(rows.rows)))
         return self._staging.write(rows)
 
     def finish(self, done: OffsetRange) -> Written:
@@ -128,9 +142,8 @@ class LakeRedriving:
         self._delivered.append((letters, written, skipped))
 
     def _acting(self, skipped: dict[OffsetRange, int]) -> Acting:
-        run, step = self._rows.book().run, frozenset({Act.WRITE})
-        brief = self._driver.made_brief()
-        return Acting(self._rows, self._sink, self._pipeline, brief, step, [], run, True, skipped, set())
+        step, brief = frozenset({Act.WRITE}), self._driver.made_brief()
+        return Acting(self._rows, self._sink, self._pipeline, brief, step, [], self._run, True, skipped, set())
 
     def _deliver(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
         if len(letters) != written + skipped:
@@ -149,6 +162,11 @@ class LakeRedriving:
                 raise SinkError(
                     "another redrive came between", advice="Nothing was delivered by this one. Redrive again."
                 )
+            if book.newest != self._run:
+                # Files of the run before may be cleaned away, and a commit would still name them.
+                raise SinkError(
+                    f"run {book.newest} began meanwhile", advice="Nothing was delivered by this redrive. Redrive again."
+                )
             files, merged = self._acting({}).files([self._ready])
             entry = book.held[where].entry
             counts = entry.counts
@@ -157,6 +175,7 @@ class LakeRedriving:
             return Change(replace(after, redrives=number), files, merged)
 
         self._committed(self._letters, marked)
+        self._rows.load()  # staging takes its time: a run may have begun since
         self._committed(self._rows, taken_in)
         self._remove(number)
 
@@ -194,4 +213,4 @@ class LakeRedriving:
                 self._committed(self._letters, lambda book, chosen=chosen: Change(book, marked=(chosen, None)))
 
     def _committed(self, table: LakeTable, make: object) -> None:
-        committed(table, make, nothing, sure=True, sink=self._sink)  # type: ignore[arg-type]
+        committed(table, self._driver.check, make, sink=self._sink)  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ class Shape:
     schema: pa.Schema
     partition: pa.Field | None = None
     by_day_of: str | None = None  # the timestamp whose day ``partition`` is
+    required: frozenset[str] = frozenset()  # parts of nested columns that are never null: column.part.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,11 @@ class LakeTable(Protocol):
     def version(self) -> int | str:
         """Of what is loaded."""
 
-    def load(self, version: int | str | None = None) -> bool:
-        """Take the newest version, or one that is named. False if there is no table."""
+    def load(self, pinned: str | None = None) -> bool:
+        """Take the newest version, or one that was pinned. False if there is no table."""
+
+    def pinned(self) -> str:
+        """What is loaded, for another process to load: it needs the files of rows and no others that upkeep removes."""
 
     def book(self) -> Book:
         """The ledger of our pipeline, in the version that is loaded."""
@@ -120,6 +124,9 @@ class LakeTable(Protocol):
 
     def refusals(self, shape: Shape, mode: str) -> list[str]:
         """What there is about it that would break the promise."""
+
+    def basis(self) -> object:
+        """All that ``refusals`` and ``schema`` rest on: where it is the same, so are they."""
 
     def rolled_back(self) -> str:
         """How the table went back behind our last commit; nothing if it did not."""
@@ -154,9 +161,6 @@ class LakeTable(Protocol):
 
     def spans(self, column: str) -> Sequence[tuple[int, int]]:
         """Least and greatest value of a column of whole numbers, file by file."""
-
-    def has_rows(self, chosen: Chosen) -> bool:
-        """Whether there is one."""
 
     def file_count(self) -> int:
         """How many data files it has."""

@@ -1,8 +1,9 @@
 """Keeping a lake in order: files that no commit took in, and small files made into larger ones.
 
-A file is an orphan if it is one of this pipeline's, no version that can still be read refers to it, and a newer run has
-begun since: the run that wrote it is fenced, so no commit can ever take it in. Files of the newest run may be those of
-a batch in progress and are left alone, and so is everything that somebody else wrote.
+A file is an orphan if it is one of this pipeline's, no version that can still be read refers to it, and newer runs have
+taken over every partition of the run that wrote it: that one is fenced, and no commit can ever take the file in. Files
+of any other run may be those of a batch in progress, files of the newest those of a redrive or a compaction as well.
+They are left alone, and so is everything that somebody else wrote.
 
 Owns: which files go. Must not know: any format.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from avow.errors import SinkError
 from avow.sinks.lake.files import Place, run_of
 from avow.sinks.lake.table import Conflict, LakeTable
 
-COMPACTIONS_MAX = 10  # attempts, while a run commits in between
+COMPACTIONS_MAX = 10  # attempts, while the files that are merged are changed by others
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +33,16 @@ class Orphan:
 
 def orphans(tables: tuple[LakeTable, LakeTable], pipeline: str) -> Iterator[Orphan]:
     """Files of fenced runs that belong to nothing."""
-    loaded = [table for table in tables if table.load()]
-    newest = max((table.book().run for table in loaded), default=0)
-    for table in loaded:
-        # Listed before the table is looked at again: what is committed in between is then referred to.
-        found = list(table.data.listed())
-        table.load()
+    found = [(table, list(table.data.listed())) for table in tables if table.load()]
+    # Looked at after the files: what was begun or committed in between is then known of.
+    books = [table.book() for table, _ in found if table.load()]
+    newest = max((book.newest for book in books), default=0)
+    at_work = {entry.run for book in books for entry in book.entries().values()}
+    for table, files in found:
         known = table.referenced()
-        for info in found:
+        for info in files:
             run = run_of(info.base_name, pipeline)
-            if run is not None and run < newest and info.base_name not in known:
+            if run is not None and run < newest and run not in at_work and info.base_name not in known:
                 yield Orphan(table.data, info.path, info.size, run)
 
 
@@ -52,15 +54,16 @@ class Compacted:
 
 def compact(table: LakeTable, pipeline: str, target: int) -> Compacted:
     """Merge small files. A run that goes on meanwhile is never in the way, and neither is this in its."""
-    for attempt in range(COMPACTIONS_MAX):
-        table.load()
-        before = table.file_count()
+    before = table.file_count() if table.load() else 0
+    for _ in range(COMPACTIONS_MAX):
         try:
             table.compact(pipeline, target)
         except Conflict:
-            if attempt == COMPACTIONS_MAX - 1:
-                raise
+            table.load()
             continue
-        break
-    table.load()
-    return Compacted(before, table.file_count())
+        table.load()
+        return Compacted(before, table.file_count())
+    raise SinkError(
+        f"others changed files of table {table.shown} {COMPACTIONS_MAX} times while they were merged",
+        advice="What was merged until then stays. Compact when the pipeline rewrites less, or let it rest meanwhile.",
+    )

@@ -8,32 +8,43 @@ from datetime import datetime
 
 from avow.kafka.log import TopicPartition
 from avow.settings import Pipeline, Postgres
-from avow.sinks.base import DeadLetter, Selection
-from avow.sinks.postgres.session import Session, as_sink_error, literal
+from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
+from avow.sinks.postgres.session import Session, as_sink_error
 
 
-def _where(selection: Selection) -> str:
-    """As SQL, to follow ``WHERE pipeline = $1``."""
-    parts = {
-        "reason =": selection.reason and literal(selection.reason),
-        "topic =": selection.topic and literal(selection.topic),
-        "partition =": selection.partition,
-        '"offset" >=': selection.from_offset,
-        '"offset" <': selection.until_offset,
-        "died_at >=": selection.since and literal(selection.since.isoformat()),
-        "died_at <": selection.until and literal(selection.until.isoformat()),
-    }
-    return "".join(f" AND {column} {value}" for column, value in parts.items() if value is not None)
+def _where(pipeline: str, selection: Selection) -> tuple[str, list[str]]:
+    """As SQL, and the texts that stand in it as $1, $2, ...: what somebody has typed is never SQL."""
+    texts = [pipeline]
+    sql = "WHERE pipeline = $1"
+    since, until = (None if when is None else when.isoformat() for when in (selection.since, selection.until))
+    for column, text in (
+        ("reason =", selection.reason),
+        ("topic =", selection.topic),
+        ("died_at >=", since),
+        ("died_at <", until),
+    ):
+        if text is not None:
+            texts.append(text)
+            sql += f" AND {column} ${len(texts)}"
+    for column, number in (
+        ("partition =", selection.partition),
+        ('"offset" >=', selection.from_offset),
+        ('"offset" <', selection.until_offset),
+    ):
+        if number is not None:
+            sql += f" AND {column} {number}"
+    return sql, texts
 
 
 def select(
     session: Session, pipeline: str, selection: Selection, limit: int, *, lock: bool = False
 ) -> list[DeadLetter]:
+    where, texts = _where(pipeline, selection)
     rows = session.query(
         'SELECT topic, partition, "offset", timestamp_ms, key, value, headers::text, reason, detail'
-        f" FROM avow.dead_letters WHERE pipeline = $1{_where(selection)}"
+        f" FROM avow.dead_letters {where}"
         f' ORDER BY topic, partition, "offset" LIMIT {limit}{" FOR UPDATE" if lock else ""}',
-        pipeline,
+        *texts,
     )
     return [
         DeadLetter(topic, partition, offset, timestamp_ms, key, value, _headers(headers), reason, detail)
@@ -67,21 +78,20 @@ class PostgresLetters:
         """Reason, how many, when the last one died."""
         if not self._exists():
             return []
+        where, texts = _where(self._name, selection)
         with as_sink_error("cannot read the dead letters"):
             rows = self._session.query(
-                "SELECT reason, count(*), max(died_at) FROM avow.dead_letters"
-                f" WHERE pipeline = $1{_where(selection)} GROUP BY reason ORDER BY 2 DESC",
-                self._name,
+                f"SELECT reason, count(*), max(died_at) FROM avow.dead_letters {where} GROUP BY reason ORDER BY 2 DESC",
+                *texts,
             )
         return [(reason, count, last) for reason, count, last in rows]
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
         if not self._exists():
             return []
+        where, texts = _where(self._name, selection)
         rows = self._session.query(
-            f"SELECT DISTINCT topic, partition FROM avow.dead_letters WHERE pipeline = $1{_where(selection)}"
-            " ORDER BY topic, partition",
-            self._name,
+            f"SELECT DISTINCT topic, partition FROM avow.dead_letters {where} ORDER BY topic, partition", *texts
         )
         return [TopicPartition(*row) for row in rows]
 
@@ -90,3 +100,16 @@ class PostgresLetters:
             return []
         with as_sink_error("cannot read the dead letters"):
             return select(self._session, self._name, selection, limit)
+
+    def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
+        if not self._exists():
+            return []
+        where, texts = _where(self._name, selection)
+        with as_sink_error("cannot read the dead letters"):
+            rows = self._session.query(
+                'SELECT topic, partition, "offset", timestamp_ms, reason, detail,'
+                f" substring(value FOR {GLIMPSE_BYTES}), coalesce(octet_length(value), 0)"
+                f' FROM avow.dead_letters {where} ORDER BY topic, partition, "offset" LIMIT {limit}',
+                *texts,
+            )
+        return [Glimpse(*row) for row in rows]

@@ -6,7 +6,7 @@ Owns: the SQL of schema ``avow`` and its versions. The rules are ``ledger``'s; h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
 from avow.settings import Pipeline, Postgres
-from avow.sinks.base import GIVEN_UP_BATCH, Claimed, Held
+from avow.sinks.base import GIVEN_UP_BATCH, Claim, Claimed, Held, Move
 from avow.sinks.postgres import tables
 from avow.sinks.postgres.session import Queries, Session, as_sink_error, literal
 
@@ -63,7 +63,7 @@ _ENTRY = "position, topic_id, run, read, written, dead, skipped, last_offset, la
 _OF_PARTITION = "pipeline = $1 AND topic = $2 AND partition = "
 
 
-def entry_of(row: tuple[Any, ...]) -> Entry:
+def entry_of(row: Sequence[Any]) -> Entry:
     """An entry from the columns of ``_ENTRY``."""
     position, topic_id, run, read, written, dead, skipped, *last = row
     return Entry(
@@ -75,39 +75,61 @@ def entry_of(row: tuple[Any, ...]) -> Entry:
     )
 
 
-def read_entry(session: Queries, pipeline: str, topic: str, partition: int, *, lock: bool) -> Entry:
-    """One partition's entry; with ``lock``, held until the transaction ends."""
+def read_entries(session: Queries, pipeline: str, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
+    """Entries of partitions; with ``lock``, held until the transaction ends, and taken in the order of all others."""
     rows = session.query(
-        f"SELECT {_ENTRY} FROM avow.ledger WHERE {_OF_PARTITION}{partition}{' FOR UPDATE' if lock else ''}",
+        f"SELECT topic, partition, {_ENTRY} FROM avow.ledger WHERE pipeline = $1"
+        f" AND (topic, partition) IN ({_listed(partitions)}) ORDER BY topic, partition{' FOR UPDATE' if lock else ''}",
         pipeline,
-        topic,
     )
-    if not rows:
-        raise ProtocolViolation(f"the ledger has no position for {topic}/{partition}: a run writes one before it reads")
-    return entry_of(rows[0])
+    found = {TopicPartition(topic, partition): entry_of(rest) for topic, partition, *rest in rows}
+    for where in partitions:
+        if where not in found:
+            raise ProtocolViolation(
+                f"the ledger has no position for {where.topic}/{where.partition}: a run writes one before it reads"
+            )
+    return [found[where] for where in partitions]
 
 
-def write_claim(session: Queries, pipeline: str, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
-    """Store a claim that ``ledger.claim`` has made. The entry must have been read with ``lock``."""
-    counts, last = after.counts, after.last
-    moved = session.query(
-        f"UPDATE avow.ledger SET position = {after.position}, run = {after.run}, updated_at = now(),"
-        f" read = {counts.read}, written = {counts.written}, dead = {counts.dead}, skipped = {counts.skipped}"
-        f"{_last(last)}"
-        f" WHERE {_OF_PARTITION}{done.partition} AND position = {before.position} RETURNING position",
+_LAST = ("last_offset", "last_timestamp_ms", "last_crc32")
+_MOVED = (
+    *("topic", "partition", "before", "until", "run", "read", "written", "dead", "skipped"),
+    *_LAST,
+    *("since", "new_read", "new_written", "new_dead", "new_skipped"),
+)
+
+
+def write_claims(session: Queries, pipeline: str, moves: Sequence[Move], batch: int) -> None:
+    """Store claims that ``ledger.claim`` has made. The entries must have been read with ``lock``."""
+    # Without a new record, the fingerprint of the last one stays.
+    lasts = ", ".join(f"{column} = coalesce(m.{column}::bigint, l.{column})" for column in _LAST)
+    moved = session.run(
+        f"WITH m ({', '.join(_MOVED)}) AS (VALUES {', '.join(map(_moved, moves))}), moved AS ("
+        "UPDATE avow.ledger l SET position = m.until, run = m.run, updated_at = now(),"
+        f" read = m.read, written = m.written, dead = m.dead, skipped = m.skipped, {lasts}"
+        " FROM m WHERE l.pipeline = $1 AND l.topic = m.topic AND l.partition = m.partition AND l.position = m.before"
+        " RETURNING m.*)"
+        " INSERT INTO avow.claims (pipeline, topic, partition, from_offset, until_offset, run, batch,"
+        " read, written, dead, skipped) SELECT $1, topic, partition, since, until, run,"
+        f" {batch}, new_read, new_written, new_dead, new_skipped FROM moved",
         pipeline,
-        done.topic,
     )
-    if len(moved) != 1:
-        raise PositionMoved(f"{done} was to be claimed, but the position is no longer {before.position}")
-    new = _difference(after.counts, before.counts)
-    session.run(
-        "INSERT INTO avow.claims (pipeline, topic, partition, from_offset, until_offset, run, batch,"
-        f" read, written, dead, skipped) VALUES ($1, $2, {done.partition}, {done.start}, {done.until},"
-        f" {after.run}, {batch}, {new.read}, {new.written}, {new.dead}, {new.skipped})",
-        pipeline,
-        done.topic,
-    )
+    if moved != len(moves):
+        wanted = ", ".join(f"{move.done} from {move.before.position}" for move in moves)
+        raise PositionMoved(f"to be claimed: {wanted}; but {len(moves) - moved} of these positions are others now")
+
+
+def _moved(move: Move) -> str:
+    """One line of ``_MOVED``."""
+    before, after, done, last = move.before, move.after, move.done, move.after.last
+    counts, new = after.counts, _difference(after.counts, before.counts)
+    numbers = [
+        *(done.partition, before.position, after.position, after.run),
+        *(counts.read, counts.written, counts.dead, counts.skipped),
+        *((last.offset, last.timestamp_ms, last.crc32) if last else ("NULL", "NULL", "NULL")),
+        *(done.start, new.read, new.written, new.dead, new.skipped),
+    ]
+    return f"({literal(done.topic)}, {', '.join(map(str, numbers))})"
 
 
 def write_tally(session: Session, pipeline: str, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
@@ -275,9 +297,12 @@ class Store:
             )
         return {TopicPartition(row[0], row[1]): entry_of(row[2:]) for row in rows}
 
+    def _exists(self) -> bool:
+        return self._session.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] == (True,)
+
     def look(self) -> dict[TopicPartition, Held]:
         with as_sink_error("cannot read the ledger"):
-            if self._session.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] != (True,):
+            if not self._exists():
                 return {}
             rows = self._session.query(
                 f"SELECT topic, partition, start, {_ENTRY} FROM avow.ledger WHERE pipeline = $1", self._pipeline.name
@@ -309,6 +334,23 @@ class Store:
             for row in rows
         }
 
+    def claims(self, limit: int) -> list[Claim]:
+        with as_sink_error("cannot read the claims"):
+            if not self._exists():
+                return []
+            # By partition: the log's key has the offset last, so that this reads no more than it gives.
+            rows = self._session.query(
+                "SELECT c.topic, c.partition, c.from_offset, c.until_offset, c.run, c.batch, c.read, c.written, c.dead,"
+                " c.skipped, c.claimed_at FROM avow.ledger AS l, LATERAL (SELECT * FROM avow.claims AS c"
+                " WHERE c.pipeline = l.pipeline AND c.topic = l.topic AND c.partition = l.partition"
+                f" ORDER BY c.from_offset DESC LIMIT {limit}) AS c WHERE l.pipeline = $1 ORDER BY c.claimed_at DESC",
+                self._pipeline.name,
+            )
+        return [
+            Claim(topic, partition, start, until, run, batch, Counts(read, written, dead, skipped), at)
+            for topic, partition, start, until, run, batch, read, written, dead, skipped, at in rows
+        ]
+
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
         with as_sink_error("cannot write first positions"), self._session.transaction():
@@ -326,8 +368,8 @@ class Store:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""
         with as_sink_error(f"cannot claim {done}"), self._session.transaction():
             name = self._pipeline.name
-            entry = read_entry(self._session, name, done.topic, done.partition, lock=True)
+            (entry,) = read_entries(self._session, name, [TopicPartition(done.topic, done.partition)], lock=True)
             todo = ledger.judge(entry.position, done)
             if todo:
                 after = ledger.claim(entry, todo, run, counts)
-                write_claim(self._session, name, entry, after, todo, batch)
+                write_claims(self._session, name, [Move(entry, after, todo)], batch)

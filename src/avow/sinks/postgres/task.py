@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 from adbc_driver_manager import Error as DatabaseError
 
 from avow.errors import ProtocolViolation
+from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline, Postgres
-from avow.sinks.base import DeadLetter, Rows, Selection, Written
+from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written
 from avow.sinks.postgres import session, store, tables
 from avow.sinks.postgres.letters import select
 from avow.sinks.postgres.session import name
@@ -56,11 +57,11 @@ class PostgresTask:
             session.forget(self._url)
             raise
 
-    def entry(self, topic: str, partition: int, *, lock: bool) -> Entry:
-        return store.read_entry(self._session, self._pipeline.name, topic, partition, lock=lock)
+    def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
+        return store.read_entries(self._session, self._pipeline.name, partitions, lock=lock)
 
-    def claim(self, before: Entry, after: Entry, done: OffsetRange, batch: int) -> None:
-        store.write_claim(self._session, self._pipeline.name, before, after, done, batch)
+    def claim(self, moves: Sequence[Move], batch: int) -> None:
+        store.write_claims(self._session, self._pipeline.name, moves, batch)
 
     def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
         store.write_tally(self._session, self._pipeline.name, done, counts, last)

@@ -1,0 +1,55 @@
+"""Audits that are kept: one JSON file each, named by pipeline and time, in a folder beside others.
+
+Owns: the files. Must not know: what a report means. Neighbours: ``report``, and whoever shows old ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from avow.audit.report import Report
+
+SPANS_MAX = 20  # of each finding
+FOLDER = "audits"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One old audit, as data."""
+
+    name: str  # of its file
+    at: float  # seconds since 1970
+    report: dict[str, Any]
+
+
+def keep(report: Report, folder: Path) -> Path:
+    """Write a report into ``folder/audits``."""
+    at = time.time()
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(at))
+    path = place / f"{report.pipeline}-{stamp}-{os.getpid()}.json"
+    making = path.with_suffix(".new")
+    making.write_text(json.dumps({"at": at, "report": report.as_json(SPANS_MAX)}, indent=1) + "\n", encoding="utf-8")
+    making.replace(path)
+    return path
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """What may be audits that were kept there."""
+    yield from (folder / FOLDER).glob("*.json")
+
+
+def read(path: Path) -> Kept | None:
+    """One of them; None if it is something else."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return Kept(path.name, float(told["at"]), dict(told["report"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,71 @@
+"""Long work as a process of its own: an audit, or a redrive. Says how it goes as JSON lines on its standard output.
+
+``jobs`` runs it: ``python -m avow.dashboard.child audit FILE FOLDER``, or ``redrive FILE SELECTION``. It is a process
+of its own because both may start Spark: its JVM ends with it, and so does what it holds of memory.
+
+Owns: the lines. Its neighbour is ``jobs``, which reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from avow.errors import AvowError, first_line
+from avow.plan import load_checked
+from avow.sinks.base import Selection
+
+
+def say(**line: Any) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def audit(file: Path, folder: Path) -> None:
+    say(told="reading the pipeline file")
+    pipeline = load_checked(file)
+    from avow.audit.auditor import audit as run_audit
+    from avow.audit.kept import keep
+    from avow.local import spark
+
+    report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), lambda text: say(told=text))
+    path = keep(report, folder)
+    say(done=report.sentence, verdict=str(report.verdict), advice=report.advice, kept=path.name)
+
+
+def redrive(file: Path, selection: Selection) -> None:
+    say(told="reading the pipeline file")
+    pipeline = load_checked(file)
+    from avow.engines.redrive import redrive as redrive_letters
+    from avow.local import spark
+
+    done = redrive_letters(
+        pipeline,
+        selection,
+        lambda: spark.session(pipeline, short=True),
+        lambda so_far: say(told=f"{so_far.written:,} written, {so_far.still_dead:,} still bad"),
+    )
+    words = f"{done.written:,} written, {done.skipped:,} skipped, {done.still_dead:,} still dead letters"
+    say(done=words, verdict="", advice="", kept="", counts=asdict(done))
+
+
+def main() -> None:
+    kind, file, rest = sys.argv[1:4]
+    try:
+        if kind == "audit":
+            audit(Path(file), Path(rest))
+        else:
+            redrive(Path(file), Selection(**json.loads(rest)))
+    except AvowError as error:
+        say(problem=str(error), advice=error.advice)
+        sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - told where people look
+        say(problem=f"{type(error).__name__}: {first_line(error)}", advice="")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The pages of evidence: proofs with their matrices, and audits that were kept.
+
+Owns: finding them under the folders that were given, and these answers. Must not know: how anything was judged.
+Neighbours: ``avow.prove.report`` (which reads a proof's history) and ``avow.audit.kept``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from avow.audit import kept
+from avow.dashboard.asking import Ask, Nothing, NotThere
+from avow.guarantee import Guarantee
+from avow.prove import history, report
+from avow.prove.cells import ENGINES, FAULTS
+from avow.prove.report import Played
+from avow.settings import Pipeline
+
+if TYPE_CHECKING:
+    from avow.dashboard.house import House
+
+# Where a proof may be, below a given folder.
+PLACES = (history.FILE, f"*/{history.FILE}", f"proofs/*/{history.FILE}")
+AGAIN_S = 2.0  # how old a look into the folders may be
+PROOFS_MAX = 100
+AUDITS_MAX = 200
+BAD = ("broken", "missed")
+OPEN = ("unproven", "unknown")
+PROOF_VERDICTS = ("held", *BAD, *OPEN)  # of a whole proof
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRow:
+    id: str
+    name: str  # of its folder
+    at: float  # seconds since 1970
+    seed: int
+    verdict: str  # the worst of its cells
+    counts: dict[str, int]  # verdict -> cells
+    sinks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    id: str
+    at: float
+    pipeline: str
+    guarantee: str
+    verdict: str
+    sentence: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceAnswer:
+    folders: tuple[str, ...]
+    proofs: tuple[ProofRow, ...]
+    audits: tuple[AuditRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    name: str
+    guarantee: str
+    fault: str
+    mode: str
+    engine: str
+    verdict: str
+    counts: str  # what was found, in a few words
+    why: str
+    seconds: float
+    fired: tuple[str, ...]
+    notes: tuple[tuple[float, str], ...]
+    replay: str
+    rows: tuple[tuple[float, int], ...]  # (seconds, rows in the sink)
+    faults: tuple[tuple[float, float, str], ...]  # (from, until, fault)
+
+
+@dataclass(frozen=True, slots=True)
+class ProofAnswer:
+    proof: ProofRow
+    versions: dict[str, str]
+    columns: tuple[tuple[str, str, str, str], ...]  # sink, mode, engine, guarantee
+    faults: tuple[tuple[str, str], ...]  # name, title
+    cells: tuple[CellRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditAnswer:
+    audit: AuditRow
+    report: dict[str, Any]
+
+
+class Evidence:
+    """What there is under the given folders. A file is read again when it has changed."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = tuple(folders)
+        self._lock = threading.Lock()
+        self._looked_at = -AGAIN_S
+        self._files: dict[Path, tuple[tuple[float, int], Any]] = {}  # path -> (stamp, what was in it)
+        self._proofs: list[tuple[Path, dict[str, Any], list[Played]]] = []
+        self._audits: list[kept.Kept] = []
+
+    def proofs(self) -> list[tuple[Path, dict[str, Any], list[Played]]]:
+        """Each folder with a history, its first line, and its cells. The newest first."""
+        self._look()
+        return self._proofs
+
+    def audits(self) -> list[kept.Kept]:
+        """The newest first."""
+        self._look()
+        return self._audits
+
+    def _look(self) -> None:
+        with self._lock:
+            if time.monotonic() - self._looked_at < AGAIN_S:
+                return
+            histories = {path for folder in self.folders for place in PLACES for path in folder.glob(place)}
+            found = [(path.parent, *told) for path in histories if (told := self._read(path, _history))]
+            self._proofs = sorted(found, key=lambda one: -float(one[1].get("at", 0)))[:PROOFS_MAX]
+            old = {path for folder in self.folders for path in kept.files(folder)}
+            audits = [one for path in old if (one := self._read(path, kept.read)) is not None]
+            self._audits = sorted(audits, key=lambda one: -one.at)[:AUDITS_MAX]
+            for gone in self._files.keys() - histories - old:
+                del self._files[gone]
+            self._looked_at = time.monotonic()
+
+    def _read(self, path: Path, read: Callable[[Path], Any]) -> Any:
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        stamp = (stat.st_mtime, stat.st_size)
+        known = self._files.get(path)
+        if known is None or known[0] != stamp:
+            known = self._files[path] = (stamp, read(path))
+        return known[1]
+
+    def last_audit(self, pipeline: str) -> AuditRow | None:
+        return next((audit_row(one) for one in self.audits() if one.report.get("pipeline") == pipeline), None)
+
+    def last_proof(self, pipeline: Pipeline) -> ProofRow | None:
+        """The newest in which pipelines like this one were played: same guarantee, sink, mode and engine."""
+        for path, header, cells in self.proofs():
+            mine = [cell for cell in cells if _like(cell, pipeline)]
+            if mine:
+                return proof_row(path, header, mine)
+        return None
+
+
+def _like(cell: Played, pipeline: Pipeline) -> bool:
+    engine = ENGINES.get(cell.engine)
+    return (cell.guarantee, cell.sink, cell.mode, engine.name if engine else cell.engine) == (
+        pipeline.guarantee,
+        pipeline.sink.kind,
+        pipeline.sink.mode,
+        pipeline.engine,
+    )
+
+
+def _history(path: Path) -> tuple[dict[str, Any], list[Played]] | None:
+    header, cells = report.load(path.parent)
+    return (header, cells) if cells else None
+
+
+def _id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _worst(counts: Counter[str]) -> str:
+    for verdict in (*BAD, *OPEN):
+        if counts[verdict]:
+            return verdict
+    return "held" if counts["held"] or counts["caught"] else "unknown"
+
+
+def proof_row(path: Path, header: dict[str, Any], cells: list[Played]) -> ProofRow:
+    counts = Counter(cell.verdict for cell in cells)
+    return ProofRow(
+        _id(str(path.absolute())),
+        path.name,
+        float(header.get("at", 0)),
+        int(header.get("seed", 0)),
+        _worst(counts),
+        {word: counts[word] for word in report.VERDICTS if counts[word]},
+        tuple(dict.fromkeys(cell.sink for cell in cells)),
+    )
+
+
+def audit_row(one: kept.Kept) -> AuditRow:
+    told = one.report
+    return AuditRow(
+        _id(one.name),
+        one.at,
+        str(told.get("pipeline", "")),
+        str(told.get("guarantee", "")),
+        str(told.get("verdict", "unknown")),
+        str(told.get("sentence", "")),
+        float(told.get("seconds", 0)),
+    )
+
+
+def evidence(house: House, _: Nothing) -> EvidenceAnswer:
+    """Proofs and audits, the newest first."""
+    found = house.evidence
+    return EvidenceAnswer(
+        tuple(str(folder) for folder in found.folders),
+        tuple(proof_row(*one) for one in found.proofs()),
+        tuple(audit_row(one) for one in found.audits()),
+    )
+
+
+class ById(Ask):
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+
+
+def proof(house: House, ask: ById) -> ProofAnswer:
+    """One proof: its matrix, and what happened in each cell."""
+    for path, header, cells in house.evidence.proofs():
+        row = proof_row(path, header, cells)
+        if row.id != ask.id:
+            continue
+        words = [str(word) for word in Guarantee]
+        columns = sorted(
+            {(cell.sink, cell.mode, cell.engine, cell.guarantee) for cell in cells},
+            key=lambda column: (*column[:3], words.index(column[3]) if column[3] in words else 0),
+        )
+        there = {cell.fault for cell in cells}
+        faults = [(name, FAULTS[name].title) for name in FAULTS if name in there]
+        faults += [(name, "") for name in sorted(there - FAULTS.keys())]
+        versions = {str(name): str(found) for name, found in header.get("versions", {}).items()}
+        return ProofAnswer(row, versions, tuple(columns), tuple(faults), tuple(map(_cell, cells)))
+    raise NotThere("there is no such proof", advice="Its folder may be gone. The list has the others.")
+
+
+def _cell(cell: Played) -> CellRow:
+    return CellRow(
+        cell.name,
+        cell.guarantee,
+        cell.fault,
+        cell.mode,
+        cell.engine,
+        cell.verdict,
+        cell.counts,
+        str(cell.end.get("why", "")),
+        float(cell.end.get("seconds", 0)),
+        tuple(str(one) for one in cell.end.get("fired", ()) if one),
+        tuple(cell.notes),
+        f"avow prove {cell.replay}" if cell.replay else "",
+        tuple(cell.rows),
+        tuple(cell.bars),
+    )
+
+
+def audit(house: House, ask: ById) -> AuditAnswer:
+    """One audit as it was kept."""
+    for one in house.evidence.audits():
+        row = audit_row(one)
+        if row.id == ask.id:
+            return AuditAnswer(row, one.report)
+    raise NotThere("there is no such audit", advice="Its file may be gone. The list has the others.")
