@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,17 +31,29 @@ def positions_of(cluster: Cluster, group: str) -> dict[int, int]:
         return {at.partition: at.offset for at in committed(one, 30)}
 
 
+# Takes the cluster down when the other end of its standard input is closed, whatever ended the tests, be it kill -9.
+GUARD = """
+import shutil, sys
+from pathlib import Path
+from avow.local.cluster import Cluster
+sys.stdin.read()
+cluster = Cluster(Path(sys.argv[1]))
+if cluster.exists:
+    cluster.down()
+shutil.rmtree(sys.argv[1])
+"""
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three brokers and PostgreSQL in a temporary folder, all up. A test that hurts a part mends it."""
-    with tempfile.TemporaryDirectory(prefix="avow-test-") as folder:
+    folder = tempfile.mkdtemp(prefix="avow-test-")
+    command = [sys.executable, "-c", GUARD, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         cluster = Cluster(Path(folder))
-        try:
-            cluster.up()
-            yield cluster
-        finally:
-            if cluster.exists:
-                cluster.down()
+        cluster.up()
+        yield cluster
+    assert guard.returncode == 0
 
 
 @pytest.fixture

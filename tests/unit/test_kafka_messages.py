@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +21,7 @@ from avow.plan import load_checked, plan
 from avow.settings import Pipeline
 from avow.sinks import json as as_json
 from avow.sinks.kafka import entries
-from avow.sinks.kafka.clients import EVER_MS, Limits, limits_of
+from avow.sinks.kafka.clients import EVER_MS, Limits, cached, limits_of
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_unfit, refuse_whole
 
@@ -235,3 +237,14 @@ def test_headers_go_through_text_and_back() -> None:
     assert headers_from_text(headers_to_text(given)).equals(given)
     none = pa.nulls(2, HEADERS)
     assert headers_from_text(headers_to_text(none)).equals(none)
+
+
+def test_clients_are_kept_of_one_pipeline_at_a_time(tmp_path: Path) -> None:
+    one, other = pipeline(tmp_path), pipeline(tmp_path, guarantee="at-least-once").model_copy(update={"name": "q"})
+    first = cached(one)
+    assert cached(one) is first
+    let_go = weakref.ref(first)
+    del first
+    cached(other)
+    gc.collect()
+    assert let_go() is None, "threads and connections of pipelines that are over would add up"

@@ -20,10 +20,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from avow import __version__
@@ -35,6 +37,7 @@ from avow.settings import Pipeline, revealed
 
 CONNECT_TIMEOUT_S = 5
 EXECUTORS_EXPECTED_S = 15
+SELECT_MAX = 1024  # FD_SETSIZE
 
 # A driver that is its own executor needs no other address.
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -123,9 +126,22 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive:
         ) from error
     # Of a run that ends in good order nobody wants it; after a kill -9 it stays.
     atexit.register(_remove_log)
+    _answer_callbacks(session)
     if not is_local(settings["spark.master"]):
         _send_transform(session, pipeline)
     return session
+
+
+def _answer_callbacks(session: SparkSession) -> None:
+    """Batches come to us over a socket that py4j waits for with ``select``. One whose number that cannot take is never
+    answered, and Spark would wait for us without end and without a word."""
+    gateway: Any = session.sparkContext._gateway
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    if gateway._callback_server.server_socket.fileno() >= SELECT_MAX:
+        raise ConfigError(
+            f"this process has more than {SELECT_MAX:,} files and connections open, and Spark cannot call it then",
+            advice="Run the pipeline in a process of its own (`avow run`), or with the consumer engine.",
+        )
 
 
 def _spark_log() -> Path:

@@ -528,11 +528,14 @@ _kept: dict[tuple[object, ...], Clients] = {}
 
 
 def cached(pipeline: Pipeline) -> Clients:
-    """This process's own clients. Keyed by pid: Spark's Python workers are forked, and clients do not survive that."""
+    """This process's own clients, of one pipeline at a time: those of another are let go. Keyed by pid: Spark's Python
+    workers are forked, and clients survive neither that nor being thrown away there."""
     assert isinstance(pipeline.sink, Kafka)
     settings = (*revealed(pipeline.source.kafka).items(), "|", *revealed(pipeline.sink.kafka).items())
     key = (os.getpid(), pipeline.name, pipeline.source.brokers, pipeline.sink.brokers, settings)
     if key not in _kept:
+        for other in [one for one in _kept if one[0] == os.getpid()]:
+            del _kept[other]
         _kept[key] = Clients(pipeline)
     return _kept[key]
 
