@@ -13,7 +13,7 @@ setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch jar
 	@$(BIN)/avow setup
 
 test: setup lint ## Everything CI runs: lint, then all tests on the real parts, two files at a time
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --cov --durations=40
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov --durations=40
 
 lint: setup ## ruff, mypy --strict, and the one-way imports
 	$(BIN)/ruff check .

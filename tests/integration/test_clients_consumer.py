@@ -19,6 +19,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.cimpl import NewTopic
 from tests.consuming import TABLE, handled, in_order, judged
 from tests.fix_cluster import positions_of
 from tests.kafka_stage import read
@@ -237,6 +238,23 @@ def test_the_position_stops_at_the_record_that_fails(group: Callable[..., Group]
     assert headers["avow-origin"] == f"{g.topic}/0/5".encode()
     assert headers["avow-reason"] == b"handler-failed"
     assert headers["avow-detail"] == b"ValueError: no"
+
+
+def test_a_dead_letter_has_as_many_replicas_as_the_records(group: Callable[..., Group]) -> None:
+    g = group()
+    g.topic = f"t-{uuid4().hex[:12]}"
+    admin = metadata.admin(g.cluster.bootstrap)
+    admin.create_topics([NewTopic(g.topic, 1, 2)], operation_timeout=30)[g.topic].result()
+    g.produce(1)
+
+    def handler(_: Record) -> None:
+        raise ValueError("no")
+
+    with g.consumer("at-least-once", once=True, on_failure="dead-letter") as consumer:
+        assert consumer.run(handler).dead == 1
+    letters = f"{g.name}.dead-letters"
+    (made,) = admin.list_topics(letters, timeout=30).topics[letters].partitions.values()
+    assert len(made.replicas) == 2
 
 
 def end_backend(database: psycopg.Connection, connection: psycopg.Connection) -> int:

@@ -145,10 +145,15 @@ def test_acks_all_is_refused_while_only_one_replica_is_in_sync(
     # is asked of a topic that wants three in sync while one node is away.
     topic = make_topic(min_insync_replicas="3")
     client = metadata.admin(healthy.bootstrap)
-    (partition,) = (p for p in metadata.view(client).partitions if p.topic == topic)
+
+    def partitions() -> list[metadata.Partition]:
+        return [p for p in metadata.view(client).partitions if p.topic == topic]
+
+    eventually(lambda: bool(partitions()))  # a broker learns of a topic a moment after another has made it
+    (partition,) = partitions()
     follower = next(n for n in partition.replicas if n != partition.leader)
     healthy.part(f"broker-{follower}").kill()
-    eventually(lambda: any(p.topic == topic and p.under_replicated for p in metadata.view(client).partitions))
+    eventually(lambda: any(p.under_replicated for p in partitions()))
     problems: list[object] = []
     producer = Producer(
         {"bootstrap.servers": healthy.bootstrap, "acks": "all", "message.timeout.ms": 3000}, logger=metadata.QUIET

@@ -143,3 +143,28 @@ def test_redrive_through_sql_and_upsert_keeps_newer_rows(scenario: Make) -> None
     assert drive(s, path) == Redriven(written=2, skipped=1)
     assert dict(s.rows(f'SELECT id, loud FROM "{s.table}"')) == {1: "NEWER", 2: "LATE"}
     assert totals(s) == (4, 3, 0, 1)
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_record_of_several_rows_goes_in_whole_or_not_at_all(scenario: Make, mode: str) -> None:
+    """Else a redrive would bring the rows a second time that had gone in beside the one that was refused."""
+    s = scenario(partitions=1)
+    key = 'mode = "upsert"\nkey = ["id", "i"]' if mode == "upsert" else ""
+    query = (
+        "SELECT id, i, IF(id = 1 AND i = 2, 'too long', 'fits') AS word, _kafka_topic, _kafka_partition, _kafka_offset,"
+        " _kafka_timestamp FROM records LATERAL VIEW explode(sequence(1, 3)) AS i"
+    )
+    path = s.file(
+        sink=f'kind = "postgres"\nurl = "${{env:DATABASE_URL}}"\ntable = "{s.table}"\n{key}',
+        transform=f'sql = "{query}"',
+    )
+    s.produce([payment(0)])
+    s.drain(path)  # makes the table
+    s.execute(f'ALTER TABLE "{s.table}" ALTER COLUMN word TYPE varchar(4)')
+    s.produce([payment(n) for n in range(1, 4)])
+    s.drain(path)
+    rows = f'SELECT id, i FROM "{s.table}" ORDER BY 1, 2'
+    assert s.rows(rows) == [(n, i) for n in (0, 2, 3) for i in (1, 2, 3)]
+    s.execute(f'ALTER TABLE "{s.table}" ALTER COLUMN word TYPE text')
+    assert drive(s, path) == Redriven(written=1)
+    assert s.rows(rows) == [(n, i) for n in range(4) for i in (1, 2, 3)]

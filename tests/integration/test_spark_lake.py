@@ -152,3 +152,16 @@ def test_kill_9_between_the_acts(scenario: Make, kind: str, guarantee: str, poin
     report = audited(s, path)
     assert str(report.verdict) == "held"
     assert {str(finding.kind) for finding in report.findings} - {"ledger-behind"} == ({expected} if expected else set())
+
+
+def test_a_record_of_several_rows_goes_in_whole_or_not_at_all(scenario: Make) -> None:
+    """A folder's name cannot tell an empty text from null: such a row is refused, and with it all of its record."""
+    s = scenario(partitions=1)
+    s.produce([payment(n) for n in range(3)])
+    query = "SELECT *, IF(id = 1 AND i = 2, '', 'fits') AS word FROM records LATERAL VIEW explode(sequence(1, 3)) AS i"
+    path = s.file(sink=sink(s, "delta", 'partition_by = "word"'), transform=f'sql = "{query}"')
+    s.drain(path)
+    assert ids(s, "delta") == {0: 3, 2: 3}
+    assert totals(s, path) == Counts(3, 2, 1)
+    report = audited(s, path)
+    assert (str(report.verdict), report.findings) == ("held", ())

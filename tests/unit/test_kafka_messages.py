@@ -20,10 +20,11 @@ from avow.ledger import Counts, Entry, Fingerprint
 from avow.plan import load_checked, plan
 from avow.settings import Pipeline
 from avow.sinks import json as as_json
+from avow.sinks.base import refuse_whole
 from avow.sinks.kafka import entries
 from avow.sinks.kafka.clients import EVER_MS, Limits, cached, limits_of
 from avow.sinks.kafka.entries import Kept
-from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_unfit, refuse_whole
+from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_unfit
 
 WHERE = TopicPartition("t", 0)
 
@@ -211,10 +212,8 @@ def test_a_compacted_topic_takes_no_record_without_a_key() -> None:
     assert "it has no key" in messages.refused[0]
 
 
-def test_a_record_goes_out_with_all_its_rows_or_with_none() -> None:
-    messages = Messages(["a"] * 6, [None] * 6, [None] * 6, [[]] * 6, [0] * 6, {2: "first", 3: "second"})
-    refuse_whole(messages, [7, 8, 8, 8, 9, 9])
-    assert messages.refused == {1: "first", 2: "first", 3: "first"}
+def test_a_record_goes_in_with_all_its_rows_or_with_none() -> None:
+    assert refuse_whole({2: "first", 3: "second"}, [7, 8, 8, 8, 9, 9]) == {1: "first", 2: "first", 3: "first"}
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,13 @@ class LetterBox:
         # Compacted, and as large as the largest record that can come: a letter stays.
         config = {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)}
         with as_ours(f"the making of topic {self.topic}"):
-            if self.topic in log.admin.list_topics(timeout=PATIENCE_S).topics:
+            there = log.admin.list_topics(timeout=PATIENCE_S).topics
+            if self.topic in there:
                 return
-            asked = log.admin.create_topics([NewTopic(self.topic, 1, config=config)], operation_timeout=30)
+            sources = [there[name] for name in pipeline.source.topics if name in there]
+            # As many replicas as the records themselves have: a letter is no less dear.
+            replicas = max((len(one.replicas) for source in sources for one in source.partitions.values()), default=-1)
+            asked = log.admin.create_topics([NewTopic(self.topic, 1, replicas, config=config)], operation_timeout=30)
             try:
                 asked[self.topic].result(PATIENCE_S)
             except KafkaException as error:

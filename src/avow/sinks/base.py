@@ -72,6 +72,13 @@ class Written:
     skipped: int = 0  # records left out by declaration: a key that is there already
 
 
+def refuse_whole(refused: Mapping[int, str], offsets: Sequence[int]) -> dict[int, str]:
+    """Rows to refuse, with why, given some of them: a record of which one row is refused is a dead letter, so none of
+    its rows goes in, or a redrive would double them. ``offsets``: of all rows, which are of one partition."""
+    why = {offsets[row]: reason for row, reason in sorted(refused.items(), reverse=True)}
+    return {row: why[offset] for row, offset in enumerate(offsets) if offset in why}
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A record that cannot be taken, kept with its bytes and the reason."""

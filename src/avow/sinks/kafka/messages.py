@@ -196,13 +196,6 @@ def refuse_unfit(messages: Messages, limits: Mapping[str, Limits]) -> None:
             messages.refused[row] = f"topic {topic}: {why}"
 
 
-def refuse_whole(messages: Messages, offsets: Sequence[int]) -> None:
-    """A record of which one row is refused is a dead letter: none of its rows goes out, or a redrive would double them.
-    ``offsets``: of the rows, ascending."""
-    why = {offsets[row]: reason for row, reason in sorted(messages.refused.items(), reverse=True)}
-    messages.refused = {row: why[offset] for row, offset in enumerate(offsets) if offset in why}
-
-
 def _why_not(key: bytes | None, size: int, stamp: int, now_ms: float, limit: Limits) -> str:
     if key is None and limit.compacted:
         return f"it has no key, and a compacted topic takes none without (cleanup.policy is {limit.cleanup_policy})"

@@ -22,12 +22,12 @@ from avow.errors import ProtocolViolation, SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import Kafka, Pipeline
-from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written
+from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka.clients import PATIENCE_S, Clients, Producing, expect, failure
 from avow.sinks.kafka.entries import Kept
-from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit, refuse_whole
+from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit
 
 ABORT_PATIENCE_S = 10.0
 
@@ -167,7 +167,7 @@ class KafkaTask:
         if limits:
             refuse_unfit(messages, limits)
         if messages.refused:
-            refuse_whole(messages, batch.column(self._sink.lineage[2]).to_pylist())
+            messages.refused = refuse_whole(messages.refused, batch.column(self._sink.lineage[2]).to_pylist())
         partition = batch.column(self._sink.lineage[1])[0].as_py()
         # Without a key there is no order but the input partition's own: it is kept by staying together.
         unkeyed = {topic: partition % limit.partitions for topic, limit in limits.items()}

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from avow.errors import ProtocolViolation
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import Lake, Pipeline
-from avow.sinks.base import DeadLetter, Rows, Written
+from avow.sinks.base import DeadLetter, Rows, Written, refuse_whole
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.files import DataFile, FileWriter, Place
 
@@ -99,6 +99,7 @@ class LakeStaging:
             empty = pc.indices_nonzero(pc.equal(rows.column(by.column), "").fill_null(False)).to_pylist()
             refused |= dict.fromkeys(empty, f"column {by.column!r} is empty, and a folder cannot tell that from null")
         if refused:
+            refused = refuse_whole(refused, rows.column(self._sink.lineage[2]).to_pylist())
             kept = pa.array([row for row in range(rows.num_rows) if row not in refused], pa.int64())
             columns = [column.take(kept) for column in columns]
         # The flags of the schema are for the file. Here they would have to be true of every piece on its way there.

@@ -18,7 +18,7 @@ from avow.errors import ProtocolViolation
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline, Postgres
-from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written
+from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
 from avow.sinks.postgres import session, store, tables
 from avow.sinks.postgres.letters import select
 from avow.sinks.postgres.session import name
@@ -72,8 +72,26 @@ class PostgresTask:
             return self._stage(rows)
         batch = self._encoded(rows.rows)
         refused: dict[int, str] = {}
-        self._copy(batch, 0, refused)
+        if self._pipeline.transform is None:  # then every row is a record
+            self._copy(batch, 0, refused)
+        else:
+            self._copy_records(batch, refused)
         return Written(refused=refused)
+
+    def _copy_records(self, batch: pa.RecordBatch, refused: dict[int, str]) -> None:
+        """As ``_copy``, where a record may have several rows: of one that has a bad row none goes in."""
+        offsets = batch.column(self._sink.lineage[2]).to_pylist()
+        while True:
+            kept = [row for row in range(batch.num_rows) if row not in refused]
+            self._session.run("SAVEPOINT records")
+            bad: dict[int, str] = {}
+            self._copy(batch.take(pa.array(kept, pa.int64())) if refused else batch, 0, bad)
+            whole = refuse_whole({kept[row]: why for row, why in bad.items()}, offsets)
+            refused |= whole
+            if len(whole) == len(bad):
+                self._session.run("RELEASE SAVEPOINT records")
+                return
+            self._session.run("ROLLBACK TO SAVEPOINT records")
 
     def _encoded(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         encoded = tables.encode(rows)
@@ -123,6 +141,11 @@ class PostgresTask:
         batch = batch.append_column(DELETED, pa.repeat(False, batch.num_rows))
         refused: dict[int, str] = {}
         self._copy_to_stage(batch, 0, refused)
+        if refused and self._pipeline.transform is not None:
+            offset = self._sink.lineage[2]
+            refused = refuse_whole(refused, batch.column(offset).to_pylist())
+            bad = ", ".join({str(batch.column(offset)[row].as_py()) for row in refused})
+            self._session.run(f"DELETE FROM {name(self._stage_name)} WHERE {name(offset)} IN ({bad})")
         if rows.deletes.num_rows:
             deletes = self._encoded(rows.deletes)
             deletes = deletes.append_column(DELETED, pa.repeat(True, deletes.num_rows))
