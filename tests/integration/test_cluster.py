@@ -11,7 +11,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from kafka import KafkaConsumer, KafkaProducer
 
 from avow.errors import LocalError
@@ -27,6 +27,12 @@ def eventually(check: Callable[[], bool], timeout_s: float = 40) -> None:
     while not check():
         assert time.monotonic() < deadline, f"not so within {timeout_s} s"
         time.sleep(0.2)
+
+
+def partition_of(client: AdminClient, topic: str) -> metadata.Partition:
+    """Its one. A broker learns of a topic a moment after another has made it."""
+    eventually(lambda: any(p.topic == topic for p in metadata.view(client).partitions))
+    return next(p for p in metadata.view(client).partitions if p.topic == topic)
 
 
 def read_all(cluster: Cluster, topic: str, isolation: str = "read_committed") -> list[bytes]:
@@ -56,7 +62,7 @@ def read_all(cluster: Cluster, topic: str, isolation: str = "read_committed") ->
 def test_topics_are_replicated_thrice_and_need_two_in_sync(cluster: Cluster, make_topic: Callable[..., str]) -> None:
     topic = make_topic()
     client = metadata.admin(cluster.bootstrap)
-    (partition,) = (p for p in metadata.view(client).partitions if p.topic == topic)
+    partition = partition_of(client, topic)
     assert sorted(partition.replicas) == [1, 2, 3]
     assert not partition.under_replicated
     (config,) = client.describe_configs([ConfigResource("TOPIC", topic)]).values()
@@ -106,7 +112,7 @@ def test_a_killed_node_is_seen_down_records_stay_and_it_comes_back(
     producer.produce(topic, b"before")
     assert producer.flush(30) == 0
     client = metadata.admin(healthy.bootstrap)
-    (partition,) = (p for p in metadata.view(client).partitions if p.topic == topic)
+    partition = partition_of(client, topic)
     leader = f"broker-{partition.leader}"
     pid = healthy.part(leader).pid
     assert pid
@@ -145,15 +151,10 @@ def test_acks_all_is_refused_while_only_one_replica_is_in_sync(
     # is asked of a topic that wants three in sync while one node is away.
     topic = make_topic(min_insync_replicas="3")
     client = metadata.admin(healthy.bootstrap)
-
-    def partitions() -> list[metadata.Partition]:
-        return [p for p in metadata.view(client).partitions if p.topic == topic]
-
-    eventually(lambda: bool(partitions()))  # a broker learns of a topic a moment after another has made it
-    (partition,) = partitions()
+    partition = partition_of(client, topic)
     follower = next(n for n in partition.replicas if n != partition.leader)
     healthy.part(f"broker-{follower}").kill()
-    eventually(lambda: any(p.under_replicated for p in partitions()))
+    eventually(lambda: partition_of(client, topic).under_replicated)
     problems: list[object] = []
     producer = Producer(
         {"bootstrap.servers": healthy.bootstrap, "acks": "all", "message.timeout.ms": 3000}, logger=metadata.QUIET
