@@ -97,8 +97,9 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one file: as long as it is there, its event loop runs in this thread, and tests elsewhere have theirs."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cluster
         ("kafka", "exactly-once", r"^held: (?!.*permits)"),
         ("iceberg", "at-least-once", r"^held: [\d,]+ duplicated, which at-least-once permits"),
     ],
+    ids=["kafka", "iceberg"],
 )
 def test_killed_again_and_again_and_audited(tmp_path: Path, sink: str, guarantee: str, verdict: str) -> None:
     command = [sys.executable, "-m", "avow", "demo", "--sink", sink, "--guarantee", guarantee, "--records", "20000"]
