@@ -15,6 +15,7 @@ import json
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,7 +112,7 @@ class Latency:
         return {"records": self.records, "problem": self.problem} | {k: round(v, 2) for k, v in numbers.items()}
 
 
-class Watcher(threading.Thread):
+class Watcher(threading.Thread, ABC):
     """Sees up to which offset the records of each partition have come."""
 
     def __init__(self) -> None:
@@ -126,8 +127,9 @@ class Watcher(threading.Thread):
         except (psycopg.Error, ValueError) as error:
             self.error = error
 
+    @abstractmethod
     def watch(self) -> None:
-        raise NotImplementedError
+        """Add to ``seen`` until it is enough."""
 
     def __enter__(self) -> Self:
         self.start()
