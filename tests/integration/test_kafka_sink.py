@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -432,7 +433,7 @@ def test_a_dead_letter_topic_that_lets_letters_go_is_refused(stage: Make, cluste
     assert f"--entity-name {name} --add-config cleanup.policy=compact" in refused.value.advice
 
 
-def test_a_dead_letter_topic_has_one_pipeline(stage: Make) -> None:
+def test_a_dead_letter_topic_has_one_pipeline(stage: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s, other = stage(), stage()
     s.produce([b"{"])
     shared = f'dead_letter_topic = "{s.name}.dead"'
@@ -444,8 +445,10 @@ def test_a_dead_letter_topic_has_one_pipeline(stage: Make) -> None:
     assert f"{other.name}.dead-letters" in refused.value.advice
     with KafkaLetters(second) as letters, pytest.raises(ConfigError, match=owned):
         letters.select(Selection(), 10)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match=owned), KafkaReading(second):
         pass
+    assert not list(tmp_path.glob("avow-audit-*")), "an audit that cannot begin leaves nothing behind"
     # What was begun before topics had an owner is still known.
     producer = Producer({"bootstrap.servers": s.bootstrap}, logger=metadata.QUIET)
     producer.produce(f"{s.name}.dead", b'{"topic_id": "x", "start": 3}', f"avow-began/{other.source}/0")

@@ -65,7 +65,11 @@ class KafkaReading:
         self._moment = json.loads(snapshot) if snapshot else None
         self._joined = snapshot is not None
         self._let_go: list[str] = []  # by the output, as far as it says
-        self.snapshot = snapshot or self._look()
+        try:
+            self.snapshot = snapshot or self._look()
+        except BaseException:
+            self.__exit__()  # nobody else ends what was never entered
+            raise
 
     def _look(self) -> str:
         """Choose the moment: the ledger first, then everything that it counts is in the output."""
@@ -123,8 +127,8 @@ class KafkaReading:
             else:
                 ends = {t: {int(p): end for p, end in parts.items()} for t, parts in self._moment["ends"].items()}
                 own = Path(tempfile.mkdtemp(prefix="avow-audit-"))
-                self._spill = self._filled(own, ends)
                 self._own = own
+                self._spill = self._filled(own, ends)
         return self._spill
 
     def __enter__(self) -> Self:
