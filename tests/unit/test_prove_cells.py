@@ -18,6 +18,7 @@ from avow.prove.cells import (
     HERE,
     LAKES,
     MEMBER,
+    PIPELINES,
     PLAIN,
     SHARING,
     Cell,
@@ -49,7 +50,7 @@ def plain(fault: str, guarantee: Guarantee = EXACTLY) -> Cell:
 
 def test_every_fault_is_built() -> None:
     assert BUILT.keys() == FAULTS.keys() - {"mix"}
-    assert {fault.number for fault in FAULTS.values()} == set(range(27))
+    assert {fault.number for fault in FAULTS.values()} == set(range(34))
 
 
 @pytest.mark.parametrize(("name", "hash_"), [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31))])
@@ -68,7 +69,7 @@ def test_the_matrix_has_every_offer_of_every_sink_and_each_can_be_read_back() ->
 
 def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
     numbers = Counter(found.fault.number for found in quick() if found.engine == "spark")
-    assert numbers == dict.fromkeys(set(range(1, 27)) - {25}, 1) | {0: len(CANARIES)}
+    assert numbers == dict.fromkeys(set(range(1, 34)) - {25}, 1) | {0: len(CANARIES)}
     others = [(found.fault.name, found.engine) for found in quick() if found.engine != "spark"]
     assert others == [
         ("executor-killed", "spark-cluster"),
@@ -81,7 +82,7 @@ def test_quick_of_one_engine() -> None:
     assert {found.engine for found in cells} == {"consumer"}
     played = {fault.number for fault in FAULTS.values() if "consumer" in fault.engines}
     assert Counter(found.fault.number for found in cells) == dict.fromkeys(played, 1) | {0: len(CANARIES)}
-    assert played == set(range(27)) - {6, 19}, "workers, executors and a checkpoint are Spark's"
+    assert played == set(range(34)) - {6, 19}, "workers, executors and a checkpoint are Spark's"
 
 
 def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them() -> None:
@@ -92,9 +93,9 @@ def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them
         found.name for found in matrix() if found.engine in MEMBER and found.column[1:3] == cells[0].column[1:3]
     }
     there = {f"{found.name.removesuffix('plain')}consumer" for found in cells}
-    assert pipelines - there == {f"topic-recreated/{word}/postgres/append/consumer" for word in (MOST, LEAST)}, (
-        "with the topic Kafka deletes the group's positions"
-    )
+    missing = {f"topic-recreated/{word}/postgres/append/consumer" for word in (MOST, LEAST)}
+    missing |= {name for name in pipelines if FAULTS[name.partition("/")[0]].engines == PIPELINES}
+    assert pipelines - there == missing, "with the topic Kafka deletes the group's positions"
     assert there <= pipelines
     names = {step.fault for word in Guarantee for step in schedule(plain("mix", word), 1, minutes=60)}
     assert {"group-rebalance", "killed-at-random", "postgres-cut"} <= names
@@ -126,9 +127,9 @@ def test_quick_of_one_sink_has_what_concerns_it_and_its_own_canaries(sink: str) 
     assert {found.sink for found in cells} == {sink}
     numbers = Counter(found.fault.number for found in cells if found.engine == "spark")
     elsewhere = {fault.number for fault in FAULTS.values() if fault.only} - numbers.keys()
-    assert numbers == dict.fromkeys(set(range(1, 27)) - {25} - elsewhere, 1) | {0: len(CANARIES)}
-    only = {"kafka": {13, 14}, "postgres": {15, 16}, "delta": {17}, "iceberg": {17}}
-    assert elsewhere == set(range(13, 18)) - only[sink]
+    assert numbers == dict.fromkeys(set(range(1, 34)) - {25} - elsewhere, 1) | {0: len(CANARIES)}
+    only = {"kafka": {13, 14}, "postgres": {15, 16, 32}, "delta": {17}, "iceberg": {17}}
+    assert elsewhere == {*range(13, 18), 32} - only[sink]
 
 
 def test_the_command_lists_one_sink_or_several(tmp_path: Path) -> None:
@@ -307,6 +308,21 @@ def test_a_named_stop() -> None:
     assert judge(due, replace(stopped, exit_code=0))[0] is Verdict.BROKEN
     assert judge(due, replace(stopped, audit={}))[0] is Verdict.BROKEN
     assert judge(due, replace(stopped, check={"lost": 1}))[0] is Verdict.BROKEN
+
+
+def test_without_a_crash_not_even_what_is_permitted_may_appear() -> None:
+    one = cell("poison-records", MOST)
+    assert judge(one, FINE)[0] is Verdict.HELD
+    assert judge(one, replace(FINE, check={"lost": 1}, audit={"lost": 1}))[0] is Verdict.BROKEN
+    stop = replace(FINE, drained=False, exit_code=14)
+    assert judge(cell("dead-letter-stop", MOST), stop)[0] is Verdict.HELD, "the audit has no word for it"
+    assert judge(cell("dead-letter-stop", MOST), replace(stop, check={"lost": 1}))[0] is Verdict.BROKEN
+
+
+def test_what_the_run_itself_did_wrong_breaks() -> None:
+    verdict, why = judge(cell("refused-start"), replace(FINE, violations=("the healthy run ended with 13",)))
+    assert verdict is Verdict.BROKEN
+    assert "the healthy run ended with 13" in why
 
 
 def test_a_canary_must_be_seen_by_both_judges() -> None:

@@ -65,6 +65,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType(
 HERE, THERE, MEMBER, PLAIN = ("spark",), ("spark-cluster",), ("consumer",), ("plain",)
 SHARING = MEMBER + PLAIN  # members of a group, who share out the partitions
 ALL = HERE + THERE + SHARING
+PIPELINES = HERE + MEMBER
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 
@@ -89,7 +90,11 @@ class Fault:
     shows: frozenset[Guarantee] = frozenset()  # under these the permitted anomaly must appear, or nothing is proven
     hold_s: tuple[float, float] = (1, 3)  # how long it lasts, from and to
     times: int = 1
-    stop: tuple[int, str] | None = None  # a named stop is right here: its exit code, and the audit's word for it
+    stop: tuple[int, str] | None = (
+        None  # a named stop is right here: its exit code, and the audit's word for it, if any
+    )
+    live: bool = False  # the run that is hurt stops by itself; else it is stopped first, and the next one must refuse
+    crash: bool = True  # something dies or an answer is lost; else not even what the guarantee permits may appear
     in_mix: bool = False
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
     # That it can hurt, or where it says something that it does not say elsewhere.
@@ -172,6 +177,59 @@ _FAULTS = (
     _before(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(
         25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=SHARING
+    ),
+    _before(
+        *(27, "topic-recreated-live", "topic deleted and made again while a run reads it"),
+        hold_s=(0, 0),
+        stop=(10, "topic-recreated"),
+        live=True,
+        by_ledger=True,
+        engines=PIPELINES,
+    ),
+    _before(
+        *(28, "partition-added-between-runs", "partition added between two runs that start at the latest offset"),
+        hold_s=(0, 0),
+        crash=False,
+        alone=True,
+        engines=PIPELINES,
+    ),
+    _fault(
+        *(29, "redrives-beside-a-run", "two redrives at once beside a run, one of them kill -9"),
+        hold_s=(0, 0),
+        alone=True,
+        engines=PIPELINES,
+    ),
+    _fault(
+        *(29, "redrive-after-crash", "driver kill -9, and a redrive before the next one starts"),
+        hold_s=(0, 0),
+        alone=True,
+        engines=PIPELINES,
+    ),
+    _fault(
+        *(30, "poison-records", "records with the worst numbers, text, keys, headers and timestamps"),
+        hold_s=(3, 5),
+        crash=False,
+        alone=True,
+        engines=PIPELINES,
+    ),
+    _fault(
+        *(31, "dead-letter-stop", "more bad records than dead_letters.max_share allows"),
+        hold_s=(0, 0),
+        stop=(14, ""),
+        live=True,
+        crash=False,
+        alone=True,
+        engines=PIPELINES,
+    ),
+    _fault(
+        *(32, "failover-lost-commits", "PostgreSQL fails over to a standby that missed its last commits"),
+        hold_s=(2, 4),
+        alone=True,
+        only=_POSTGRES,
+        engines=PIPELINES,
+    ),
+    _before(
+        33, "refused-start", "a second start, which is refused, beside a healthy run", crash=False, engines=PIPELINES
     ),
     _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
@@ -366,11 +424,12 @@ class Seen:
     kafka_lost: int = 0  # acknowledged to the producer, and not in the log: Kafka's own loss
     notes: tuple[str, ...] = field(default=())
     live: Mapping[str, int] = field(default_factory=dict)  # anomaly -> records, for who read a topic all the while
+    violations: tuple[str, ...] = ()  # what the run itself did wrong, in words
 
 
 def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     """The verdict, and why."""
-    allowed = {str(anomaly) for anomaly in cell.guarantee.permits}
+    allowed = {str(anomaly) for anomaly in cell.guarantee.permits} if cell.fault.crash else set()
     allowed |= {"ledger-behind"} if cell.guarantee is LEAST else set()
     allowed |= {cell.fault.stop[1]} if cell.fault.stop else set()
     wrong = {
@@ -381,6 +440,7 @@ def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     }
     # Whatever the word: what a reader of committed records has seen stays, and what is there it has seen.
     wrong |= {f"{count:,} {kind} (live reader)" for kind, count in seen.live.items() if count}
+    wrong |= set(seen.violations)
     if cell.canary:
         judges = {"check": seen.check} | ({"audit": seen.audit} if cell.audited else {})
         who = [name for name, found in judges.items() if set(found) - allowed]
@@ -402,10 +462,11 @@ def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     if cell.fault.stop:
         code, word = cell.fault.stop
         if seen.exit_code != code:
-            return Verdict.BROKEN, f"the run had to stop with {code}, {word}, and ended with {seen.exit_code}"
-        if cell.audited and word not in seen.audit:
+            return Verdict.BROKEN, f"the run had to stop with {code} {word}, and ended with {seen.exit_code}"
+        if cell.audited and word and word not in seen.audit:
             return Verdict.BROKEN, f"the audit did not name {word}"
-        return Verdict.HELD, f"stopped with {code}, {word}, and nothing was written past it{_judges(cell)}"
+        name = f"{code}, {word}," if word else str(code)
+        return Verdict.HELD, f"stopped with {name} and nothing was written past it{_judges(cell)}"
     if not seen.drained:
         return Verdict.UNKNOWN, "the pipeline did not get to the end again"
     # With a key the two count differently: the check by keys that lack their winner, the audit by records.

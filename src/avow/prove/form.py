@@ -49,9 +49,10 @@ class Form(ABC):
         batch: int,
         spark: Mapping[str, str] | None = None,
         master: Mapping[str, str] | None = None,
+        declares: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> str:
         """The pipeline file of one cell. ``spark``: settings that the file itself may replace. ``master``: those that
-        it may not, beside the engine's own."""
+        it may not, beside the engine's own. ``declares``: settings of the cell's fault, by section."""
         document = self.document(cell)
         engine = ENGINES[cell.engine]
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
@@ -59,6 +60,8 @@ class Form(ABC):
         document["sink"] = {**document["sink"], **witness.section()}
         document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
+        for section, settings in (declares or {}).items():
+            document[section] = {**document.get(section, {}), **settings}
         return "".join(f"{json.dumps(key)} = {toml(found)}\n" for key, found in document.items())
 
 

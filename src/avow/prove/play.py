@@ -228,10 +228,11 @@ class Acts:
         if fresh:
             faults[0].make_topic(PARTITIONS)
             scene.make_table()
-        scene.workloads.append(self._workload(any(fault.transactions for fault in faults)))
+        scene.workloads.append(self._workload(faults))
         # Several batches for the load, and few for a backlog.
         batch = max(2_000, *(fault.records_least // 4 for fault in faults))
-        self._audit_file = scene.write_files(batch=batch)
+        self._audit_file = scene.write_files(batch=batch, declares=faults[0].declares)
+        faults[0].before_load()
         before = scene.claimed()
         self._sampler.start()
         scene.workload.start()
@@ -244,7 +245,7 @@ class Acts:
         scene.require(begun, f"the pipeline claimed nothing within {START_S} s")
         self._note("first claims are there" if fresh else "claims go on")
 
-    def _workload(self, transactions: bool) -> Workload:
+    def _workload(self, faults: list[Fault]) -> Workload:
         scene, before = self._scene, self._scene.workloads[-1:]
         return Workload(
             *(self._site.bootstrap, scene.topic),
@@ -252,9 +253,10 @@ class Acts:
             records=self._options.records,
             rate=int(self._options.rate * ENGINES[self._cell.engine].load),
             keyed=self._cell.mode != "append",
-            transactions=transactions,
+            transactions=any(fault.transactions for fault in faults),
             first=before[0].next if before else 0,
             value=scene.form.value,
+            message=faults[0].message,
         )
 
     def _do_faults(self) -> list[str]:
@@ -302,6 +304,11 @@ class Acts:
         """Everything sent, everything claimed. Or, where a named stop is due, the code it ended with."""
         scene = self._scene
         scene.workload.stop()
+        if self._cell.fault.live:
+            code = scene.driver.wait(DRAIN_S)
+            self._note(f"the run ended by itself with {code}")
+            if self._cell.fault.stop and code != self._cell.fault.stop[0]:
+                return False, code
         if self._cell.fault.stop:
             driver = scene.start("--once")
             code = driver.wait(DRAIN_S)
@@ -352,6 +359,7 @@ class Acts:
             kafka_lost=0 if stopped else len(acknowledged - set(log.values())),
             notes=tuple(notes),
             live=self._live(),
+            violations=tuple(filter(None, (fault.violation() for fault in self._faults if fault))),
         )
 
     def _live(self) -> dict[str, int]:

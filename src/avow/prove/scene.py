@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaException
 
@@ -98,17 +99,21 @@ class Scene:
 
     # The pipeline.
 
-    def write_files(self, *, batch: int) -> Path:
+    def write_files(self, *, batch: int, declares: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
         """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
-        that a fault hurts. Plain consumers have none, and are audited as the pipeline that would have done the same."""
+        that a fault hurts. Plain consumers have none, and are audited as the pipeline that would have done the same.
+        ``declares``: what both say besides."""
         master = {"master": self.site.sparks().url} if self.on_cluster else {}
         names = (self.name, self.witness)
         if not self.plain:
-            text = self.form.text(self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master)
+            text = self.form.text(
+                self.cell, *names, self.site.pipeline_brokers, batch, quick_java(), master, declares=declares
+            )
             self.file.write_text(text, encoding="utf-8")
         path = self.folder / "audit.toml"
         here = replace(self.cell, engine=HERE[0])
-        path.write_text(self.form.text(here, *names, self.site.bootstrap, batch, quick_java()), encoding="utf-8")
+        text = self.form.text(here, *names, self.site.bootstrap, batch, quick_java(), declares=declares)
+        path.write_text(text, encoding="utf-8")
         return path
 
     @property

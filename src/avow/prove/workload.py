@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -38,6 +39,7 @@ class Workload:
         transactions: bool = False,
         first: int = 0,
         value: Callable[[int, int], bytes] = value,
+        message: Callable[[int, int], dict[str, Any]] = lambda _number, _key: {},
     ) -> None:
         self._settings = {
             "bootstrap.servers": bootstrap,
@@ -48,6 +50,7 @@ class Workload:
             "topic.metadata.refresh.interval.ms": 1000,  # partitions may be added
         }
         self._topic, self._value = topic, value
+        self._message = message  # arguments of a record that replace the usual ones
         self._partitions = self.partitions = partitions  # the second may be raised while it runs
         self._records, self._rate, self._keyed, self._transactions = records, rate, keyed, transactions
         self._sent: dict[int, Sent] = {}
@@ -134,16 +137,17 @@ class Workload:
                 self._partitions = self.partitions
             where = key % self._partitions
             self._sent[number] = Sent(number, key, Fate.UNKNOWN, where, -1)
+            changed = self._message(number, key)
+            named = [(HEADER, str(number).encode()), *changed.pop("headers", [])]
+            usual: dict[str, Any] = {
+                "value": self._value(number, key),
+                "key": str(key).encode(),
+                "partition": where,
+                "headers": named,
+            }
             while True:
                 try:
-                    producer.produce(
-                        self._topic,
-                        self._value(number, key),
-                        key=str(key).encode(),
-                        partition=where,
-                        headers={HEADER: str(number).encode()},
-                        on_delivery=partial(self._answered, number),
-                    )
+                    producer.produce(self._topic, **usual | changed, on_delivery=partial(self._answered, number))
                     break
                 except BufferError:
                     producer.poll(TICK_S)

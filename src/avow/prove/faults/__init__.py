@@ -17,7 +17,13 @@ from avow.prove.faults.base import CannotRun, Fault
 from avow.prove.faults.brokers import AllBrokersKilled, BrokerPaused, ControllerKilled, CoordinatorKilled, LeaderKilled
 from avow.prove.faults.canaries import CanaryDoubles, CanaryDrops, CanarySwapped
 from avow.prove.faults.checkpoint import CheckpointDeleted, CheckpointRewound, CheckpointTorn
-from avow.prove.faults.database import CommitReplyLost, PostgresCut, PostgresImmediate, PostgresKilled
+from avow.prove.faults.database import (
+    CommitReplyLost,
+    FailoverLostCommits,
+    PostgresCut,
+    PostgresImmediate,
+    PostgresKilled,
+)
 from avow.prove.faults.disks import DiskFullBroker, DiskFullCheckpoint, DiskFullDatabase, DiskFullLake
 from avow.prove.faults.drivers import (
     GroupRebalance,
@@ -34,8 +40,18 @@ from avow.prove.faults.drivers import (
 )
 from avow.prove.faults.lakes import LakeCommitUnknown
 from avow.prove.faults.network import BrokerCutOff, BrokersCutApart, BrokersOneWay, BrokersSlow, CutFromBrokers
+from avow.prove.faults.records import DeadLetterStop, PoisonRecords, RedriveAfterCrash, RedrivesBesideARun
 from avow.prove.faults.sparks import ExecutorKilled, SparkMasterKilled, SparkWorkerKilled
-from avow.prove.faults.topics import LogTruncated, PartitionsAdded, Retention, TopicRecreated, UpstreamAborts
+from avow.prove.faults.topics import (
+    LogTruncated,
+    PartitionAddedBetweenRuns,
+    PartitionsAdded,
+    RefusedStart,
+    Retention,
+    TopicRecreated,
+    TopicRecreatedLive,
+    UpstreamAborts,
+)
 from avow.prove.faults.transactions import ProduceReplyLost, SinkCoordinatorKilled, TransactionTimesOut
 from avow.prove.scene import Scene
 
@@ -87,6 +103,14 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "partitions-added": PartitionsAdded,
         "upstream-aborts": UpstreamAborts,
         "group-rebalance": GroupRebalance,
+        "topic-recreated-live": TopicRecreatedLive,
+        "partition-added-between-runs": PartitionAddedBetweenRuns,
+        "redrives-beside-a-run": RedrivesBesideARun,
+        "redrive-after-crash": RedriveAfterCrash,
+        "poison-records": PoisonRecords,
+        "dead-letter-stop": DeadLetterStop,
+        "failover-lost-commits": FailoverLostCommits,
+        "refused-start": RefusedStart,
         "canary-swapped": CanarySwapped,
         "canary-drops": CanaryDrops,
         "canary-doubles": CanaryDoubles,

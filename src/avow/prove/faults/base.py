@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 from avow.engines import failpoints
 from avow.prove.scene import Scene
@@ -24,6 +26,7 @@ class Fault(ABC):
     """Base of all. ``seed`` decides what is open; ``hold_s`` is how long it lasts."""
 
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
+    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # what the pipeline file says besides
     records_least: int = 0
 
     def __init__(self, scene: Scene, seed: int, hold_s: float) -> None:
@@ -39,6 +42,15 @@ class Fault(ABC):
 
     def make_topic(self, partitions: int) -> None:
         self.site.make_topic(self.scene.topic, partitions)
+
+    def before_load(self) -> None:
+        """The topic and the pipeline's file are there, and no record was sent yet."""
+        return None
+
+    def message(self, number: int, key: int) -> dict[str, Any]:
+        """What the workload sends under this number, as the producer's arguments; empty: what it sends anyway."""
+        del number, key
+        return {}
 
     @abstractmethod
     def inject(self) -> None:
@@ -58,6 +70,10 @@ class Fault(ABC):
     @abstractmethod
     def fired(self) -> str:
         """The proof that it happened, or nothing."""
+
+    def violation(self) -> str:
+        """What the pipeline did that the judges cannot see in the sink, and must not do; empty if it did not."""
+        return ""
 
     def __enter__(self) -> Self:
         self.inject()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
 from signal import SIGQUIT
 
 import psutil
+import psycopg
 
-from avow.prove.faults.base import Fault
+from avow.prove.faults.base import WAIT_S, Fault
 from avow.prove.faults.network import NetworkFault
 from avow.prove.proxy import LostReply, Proxy
 
@@ -35,6 +39,48 @@ class PostgresImmediate(PostgresKilled):
         if process:
             process.send_signal(SIGQUIT)
             self.scene.until(lambda: self.site.postgres.process() is None, 30)
+
+
+class FailoverLostCommits(Fault):
+    """What a standby is that has not received the last commits: the same database, a moment earlier, as a whole."""
+
+    _lost = 0
+
+    def inject(self) -> None:
+        scene, postgres = self.scene, self.site.postgres
+        self._driver = scene.driver
+        data, standby = postgres.folder / "data", postgres.folder / "standby"
+        postgres.stop()
+        shutil.rmtree(standby, ignore_errors=True)
+        shutil.copytree(data, standby, symlinks=True)
+        self._own(standby)
+        self.site.cluster.start("postgres")
+        before = scene.claimed()
+        scene.until(lambda: scene.claimed() > before + 200 or not scene.driver.alive, WAIT_S)
+        claimed = scene.claimed()
+        postgres.kill()
+        shutil.rmtree(data)
+        standby.rename(data)
+        self.site.cluster.start("postgres")
+        with psycopg.connect(self.site.url) as connection:
+            query = "SELECT coalesce(sum(position), 0) FROM avow.ledger WHERE pipeline = %s"
+            row = connection.execute(query, [scene.name]).fetchone()
+        self._lost = claimed - int(row[0] if row else 0)
+
+    def _own(self, folder: Path) -> None:
+        owner = self.site.postgres.identity()
+        if owner:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, owner["user"], owner["group"], follow_symlinks=False)
+
+    def violation(self) -> str:
+        code = self._driver.code
+        return "" if code in (None, 0) else f"the run ended with {code} instead of going on from the ledger"
+
+    def fired(self) -> str:
+        return (
+            f"the server that took over had not received the claims of {self._lost} offsets" if self._lost > 0 else ""
+        )
 
 
 class PostgresCut(NetworkFault):

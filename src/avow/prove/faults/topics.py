@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from types import MappingProxyType
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from avow.errors import SourceError
+from avow.prove.driver import Driver
 from avow.prove.faults.base import WAIT_S, Fault
 from avow.prove.workload import Workload
 
@@ -38,8 +41,11 @@ class TopicRecreated(Fault):
     _outgrown = ""
 
     def inject(self) -> None:
+        self.scene.driver.stop()
+        self.recreate()
+
+    def recreate(self) -> None:
         scene = self.scene
-        scene.driver.stop()
         scene.workload.stop()
         before = self.site.ends(scene.topic)
         client = self.site.admin()
@@ -69,6 +75,17 @@ class TopicRecreated(Fault):
 
     def fired(self) -> str:
         return self._outgrown
+
+
+class TopicRecreatedLive(TopicRecreated):
+    """The run goes on reading meanwhile, and must not take the new topic's records for the old one's."""
+
+    def inject(self) -> None:
+        driver = self.scene.driver
+        # Not all of it is read: a run that has caught up has nothing to mistake.
+        self.scene.workload.burst(3_000)
+        self.recreate()
+        self.scene.until(lambda: not driver.alive, WAIT_S)
 
 
 class LogTruncated(Fault):
@@ -131,6 +148,76 @@ class PartitionsAdded(Fault):
     def fired(self) -> str:
         there = sum(1 for one in self.scene.workload.sent() if one.partition == self._new and one.offset >= 0)
         return f"{there} records are in the new partition {self._new}" if there else ""
+
+
+class PartitionAddedBetweenRuns(Fault):
+    """Under ``start = "latest"`` that partition's records are not of the time before the pipeline, and must come."""
+
+    declares = MappingProxyType({"source": MappingProxyType({"start": "latest"})})
+
+    def before_load(self) -> None:
+        code = self.scene.start("--once").wait(WAIT_S)
+        self.scene.require(code == 0, f"the run on the empty topic ended with {code}: {self.scene.driver.last_words()}")
+
+    def inject(self) -> None:
+        scene, workload = self.scene, self.scene.workload
+        scene.driver.stop()
+        self._new = workload.partitions
+        client: AdminClient = self.site.admin()
+        client.create_partitions([NewPartitions(scene.topic, self._new + 1)])[scene.topic].result()
+        scene.until(lambda: len(self.site.partitions(scene.topic)) > self._new, 30)
+        scene.sleep(2)  # until the producer has asked for metadata again
+        workload.partitions = self._new + 1
+        scene.until(lambda: self._there() > 50, 30)
+        self._before_start = self._there()
+        scene.start()
+
+    def _there(self) -> int:
+        return sum(1 for one in self.scene.workload.sent() if one.partition == self._new and one.offset >= 0)
+
+    def fired(self) -> str:
+        there = self._before_start
+        return f"{there} records were in the new partition {self._new} before the next run began" if there else ""
+
+
+class RefusedStart(Fault):
+    """The same pipeline with one more topic, whose declared start is outside its log."""
+
+    _code: int | None = None
+    _went_on = False
+
+    def inject(self) -> None:
+        scene, other = self.scene, f"{self.scene.topic}-more"
+        with suppress(KafkaException):  # it is there already, if the fault comes twice
+            self.site.make_topic(other, 1)
+        text = scene.file.read_text(encoding="utf-8")
+        start = f'"topics" = {json.dumps([scene.topic, other])}, "start" = {{"{other}" = {{"0" = 1000000}}}}'
+        self._file = scene.folder / "refused.toml"
+        self._file.write_text(text.replace(f'"topics" = ["{scene.topic}"]', start))
+        self._driver = scene.driver
+        log = scene.folder / "refused.log"
+        env = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(scene.temporary)}
+        refused = Driver(["run", str(self._file)], log, env)
+        try:
+            self._code = refused.wait(WAIT_S)
+            self._why = refused.last_words()
+        finally:
+            refused.end()
+
+    def hold(self) -> None:
+        before = self.scene.claimed()
+        self._went_on = self.scene.until_claimed_more(before) and self._driver.alive
+        super().hold()
+
+    def close(self) -> None:
+        with suppress(KafkaException):
+            self.site.drop_topic(f"{self.scene.topic}-more")
+
+    def fired(self) -> str:
+        return f"a second start was refused with {self._code} ({self._why})" if self._code else ""
+
+    def violation(self) -> str:
+        return "" if self._went_on else f"the healthy run ended with {self._driver.code} after a refused start"
 
 
 class UpstreamAborts(Fault):

@@ -1,0 +1,215 @@
+"""The records themselves: bad ones, the worst ones, and dead letters that are redriven while the pipeline is hurt.
+
+Bad records have a field that the schema does not declare. A redrive is run with a file that ignores such fields, as a
+user would who has changed the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from signal import SIGKILL
+from types import MappingProxyType
+from typing import Any
+
+from avow.prove.check import checksum, value
+from avow.prove.driver import Driver
+from avow.prove.faults.base import WAIT_S, CannotRun, Fault
+from avow.prove.form import Numbered
+
+ANY_SHARE = MappingProxyType({"dead_letters": MappingProxyType({"max_share": 1.0})})
+REDRIVE_S = 120
+
+
+class _OwnRecords(Fault):
+    """Needs records whose form the harness knows."""
+
+    def prepare(self) -> None:
+        if not isinstance(self.scene.form, Numbered):
+            raise CannotRun("this fault makes records for the harness's own pipeline, not for a given file")
+
+
+def undeclared_field(number: int, key: int) -> dict[str, Any]:
+    """A record that ``unknown_fields = "reject"`` refuses and ``"ignore"`` takes."""
+    return {"value": json.dumps({**json.loads(value(number, key)), "extra": 1}).encode()}
+
+
+class _Redriving(_OwnRecords):
+    """One record in 25 is bad at first, and good for a redrive."""
+
+    declares = ANY_SHARE
+    dead_least = 20
+    _redrives: list[Driver]
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._redrives = []
+        self._killed = self._done = 0
+
+    def message(self, number: int, key: int) -> dict[str, Any]:
+        return undeclared_field(number, key) if number % 25 == 7 else {}
+
+    def before_load(self) -> None:
+        text = self.scene.file.read_text(encoding="utf-8")
+        self._file = self.scene.folder / "redrive.toml"
+        self._file.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
+        # From here on the audit knows these records as good, wherever they are now.
+        audit = self.scene.folder / "audit.toml"
+        text = audit.read_text(encoding="utf-8")
+        audit.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
+
+    def start(self) -> Driver:
+        log = self.scene.folder / f"redrive-{len(self._redrives) + 1}.log"
+        env = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.scene.temporary)}
+        self._redrives.append(Driver(["dead-letters", "redrive", str(self._file), "--json"], log, env))
+        return self._redrives[-1]
+
+    def finish(self, redrive: Driver) -> None:
+        if redrive.wait(REDRIVE_S) is None:
+            redrive.end()
+        with suppress(ValueError, IndexError):
+            self._done += json.loads(redrive.log.read_text().splitlines()[-1])["written"]
+
+    def kill(self, redrive: Driver, after_s: float) -> None:
+        """In the midst of its work, if it is still at it."""
+        redrive.wait(after_s)
+        redrive.kill()
+        self._killed += redrive.code == -SIGKILL
+
+    def until_dead(self) -> None:
+        self.scene.until(lambda: len(self.dead()) >= self.dead_least or not self.scene.driver.alive, WAIT_S)
+
+    def dead(self) -> list[tuple[int, int]]:
+        return self.scene.witness.dead()
+
+    def close(self) -> None:
+        for redrive in self._redrives:
+            redrive.end()
+
+
+class RedrivesBesideARun(_Redriving):
+    rounds = 3
+
+    def inject(self) -> None:
+        self._beside = 0
+        for _ in range(self.rounds):
+            self.until_dead()
+            self._beside += self.scene.driver.alive
+            first, second = self.start(), self.start()
+            self.kill(first, self.chance.uniform(1.5, 4))
+            self.finish(second)
+        self.finish(self.start())
+
+    def fired(self) -> str:
+        if not (self._beside and self._killed and self._done):
+            return ""
+        return (
+            f"{len(self._redrives)} redrives beside a run, two at a time, delivered {self._done} dead letters or more; "
+            f"{self._killed} of them died of SIGKILL"
+        )
+
+
+class RedriveAfterCrash(_Redriving):
+    rounds = 2
+
+    def inject(self) -> None:
+        self._crashes = 0
+        for _ in range(self.rounds):
+            self.until_dead()
+            driver = self.scene.driver
+            driver.kill()
+            self._crashes += driver.code == -SIGKILL
+            self.finish(self.start())
+            before = self.scene.claimed()
+            self.scene.start()
+            self.scene.until_claimed_more(before)
+
+    def fired(self) -> str:
+        if not (self._crashes and self._done):
+            return ""
+        return (
+            f"{self._crashes} times a driver died of SIGKILL and a redrive came before the next: {self._done} delivered"
+        )
+
+
+class DeadLetterStop(_OwnRecords):
+    """From some moment on every record is bad."""
+
+    _bad_from: int | None = None
+
+    def message(self, number: int, key: int) -> dict[str, Any]:
+        bad = self._bad_from is not None and number >= self._bad_from
+        return undeclared_field(number, key) if bad else {}
+
+    def inject(self) -> None:
+        self.scene.until_claimed_more(self.scene.claimed())
+        self._bad_from = self.scene.workload.next
+        self.scene.workload.burst(6_000)
+        self.scene.until(lambda: not self.scene.driver.alive, WAIT_S)
+
+    def fired(self) -> str:
+        ended = not self.scene.driver.alive or len(self.scene.drivers) > 1
+        return f"every record from number {self._bad_from} on is bad" if ended and self._bad_from is not None else ""
+
+
+def _document(number: int, key: int, body: str) -> bytes:
+    made = {"n": number, "k": key, "crc": checksum(number, key, body), "body": body}
+    return json.dumps(made).encode()
+
+
+def _with_crc(number: int, key: int, crc: str) -> bytes:
+    return f'{{"n":{number},"k":{key},"crc":{crc},"body":"poison {number}"}}'.encode()
+
+
+_CONTROLS = "".join(map(chr, range(1, 32))) + "\x7f\u2028\u202e"
+POISON: tuple[Callable[[int, int], dict[str, Any]], ...] = (
+    lambda number, key: {"value": _with_crc(number, key, "1e-10000000")},
+    lambda number, key: {"value": _with_crc(number, key, "1e10000000")},
+    lambda number, key: {"value": _with_crc(number, key, "9" * 1_001)},
+    lambda number, key: {"value": _with_crc(number, key, "9223372036854775808")},
+    lambda number, key: {"value": _with_crc(number, key, "NaN")},
+    lambda number, key: {"value": _document(number, key, f"controls {number} {_CONTROLS}")},
+    lambda number, key: {"value": _document(number, key, f"NUL {number} \0")},
+    lambda number, key: {"value": _with_crc(number, key, "0").replace(b"poison", b"\\ud800")},
+    lambda number, key: {"value": _with_crc(number, key, "0").replace(b"poison", b"\xff\xfe")},
+    lambda number, _: {"value": b"[" * 3_000 + str(number).encode()},
+    lambda number, key: {"value": value(number, key) + b"\n" + value(number, key)},
+    lambda _number, _key: {"value": b"", "timestamp": 1},
+    lambda number, key: {"timestamp": 253_402_300_800_000 + number, "value": value(number, key)},  # year 10000
+    lambda number, key: {"timestamp": 2**62, "value": value(number, key)},
+    lambda number, key: {"timestamp": zlib.crc32(b"%d" % number) * 1_000_000_000, "value": value(number, key)},
+    lambda number, key: {"key": b"k" * 100_000, "value": value(number, key)},
+    lambda number, key: {"key": b"", "value": value(number, key)},
+    lambda _number, _key: {"headers": [("", None), ("", b""), ("\u0000n", b"\xff"), ("x" * 40_000, b"x")]},
+    lambda _number, _key: {"headers": [(f"h{n % 3}", b"%d" % n) for n in range(500)]},
+)
+
+
+class PoisonRecords(_OwnRecords):
+    """Each must end as the row that it is, or as a dead letter; and the run goes on."""
+
+    declares = ANY_SHARE
+    every = 29
+
+    def make_topic(self, partitions: int) -> None:
+        # Else the broker refuses timestamps of more than an hour from now.
+        self.site.make_topic(self.scene.topic, partitions, message_timestamp_after_max_ms=str(2**63 - 1))
+
+    def message(self, number: int, key: int) -> dict[str, Any]:
+        if number % self.every:
+            return {}
+        return POISON[number // self.every % len(POISON)](number, key)
+
+    def inject(self) -> None:
+        """The workload does it. Enough for each kind to come several times."""
+        self._driver = self.scene.driver
+        self.scene.workload.burst(self.every * len(POISON) * 4)
+
+    def violation(self) -> str:
+        return "" if self._driver.code in (None, 0) else f"the run ended with {self._driver.code} because of a record"
+
+    def fired(self) -> str:
+        sent = sum(1 for one in self.scene.workload.sent() if one.number % self.every == 0 and one.offset >= 0)
+        return f"{sent} of the records in the log are of {len(POISON)} poisonous kinds" if sent > len(POISON) else ""
