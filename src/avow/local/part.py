@@ -43,6 +43,13 @@ class Identity(TypedDict, total=False):
     extra_groups: list[int]
 
 
+def living(process: psutil.Process) -> bool:
+    """Whether it runs. A zombie does not: it is dead, and only its parent, which may be busy, has not noticed."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Part(ABC):
     """A named process with a folder of its own."""
 
@@ -146,7 +153,7 @@ class Part(ABC):
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(SIGCONT)
-        if not self._until(lambda: not self.process()) or psutil.wait_procs(family, SIGNAL_TIMEOUT_S)[1]:
+        if not self._until(lambda: not self.process() and not any(map(living, family))):
             raise LocalError(f"{self.name} does not die", advice="Look at it with ps; a disk may hang.")
 
     def pause(self) -> None:

@@ -19,6 +19,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 import psutil
 
 from avow.engines import failpoints
+from avow.local.part import living
 
 DAEMON = "avow.engines.daemon"  # the module that forks Python workers
 STOP_S = 60
@@ -66,7 +67,7 @@ class Driver:
             process = psutil.Process(self.pid) if self.alive else None  # afterwards the pid may be somebody else's
             for one in () if process is None else (process, *process.children(recursive=True)):
                 self._seen[one.pid] = one
-        return [one for one in self._seen.values() if _living(one)]
+        return [one for one in self._seen.values() if living(one)]
 
     def jvm(self) -> psutil.Process | None:
         return next((one for one in self.family() if "java" in _name(one)), None)
@@ -147,17 +148,11 @@ def stopped(process: psutil.Process) -> bool:
 
 def await_gone(process: psutil.Process, timeout_s: float = 10) -> bool:
     deadline = time.monotonic() + timeout_s
-    while _living(process):
+    while living(process):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
-
-
-def _living(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _line(process: psutil.Process) -> str:
