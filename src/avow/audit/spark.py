@@ -1,7 +1,7 @@
 """Spark's part of an audit: reading topics, comparing a partition a task, bringing keys together.
 
-Topics are read by Spark's own source, another client than the run's (``kafka.reader``): what one of them got wrong the
-other would not. One task compares one partition, since Spark makes one of each (no ``minPartitions``). What a task
+A task reads and compares one partition. It reads with the run's own client: Spark's Kafka source cannot read every
+record that a producer can make (a timestamp beyond 2^63 microseconds ends its task), and an audit must. What a task
 gives is its result, pickled, and with a key the keys that it saw; those wait on the executors' disks until the results
 are known.
 
@@ -14,16 +14,15 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -33,28 +32,17 @@ from avow.audit.content import Due
 from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.partition import Job, compare_partition
 from avow.engines import sql
-from avow.engines.task import Prepared, Reading, Work, decoded
-from avow.kafka.headers import CHECKSUM
+from avow.engines.spark import begin_task, task_per_range
+from avow.engines.task import Prepared, decoded, numbers
 from avow.kafka.log import TopicPartition
-from avow.kafka.reader import headers_from_text
+from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
-from avow.settings import Pipeline, revealed
+from avow.settings import Pipeline
 
 TIME = pa.timestamp("us", "UTC")
 SHARED_SHOWN = 5
 
 
-def _record(headers: str) -> tuple[str, ...]:
-    """A record with these of its headers. They go as JSON text: over a nested column Spark 4.1 recounts its whole batch
-    for every row it adds."""
-    text = f"to_json(transform({headers}, h -> struct(h.key AS k, base64(h.value) AS v)))"
-    spelled = f"CASE WHEN size({headers}) > 0 THEN {text} END AS headers"
-    return ("topic", "partition", "offset", "timestamp", "key", "value", spelled)
-
-
-_WITH_HEADERS = _record("headers")
-# Unless the sink wants them, they are part of no row; but one of them says what the value must be.
-_WITH_CHECKSUM = _record(f"filter(headers, h -> h.key = '{CHECKSUM}')")
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
@@ -66,30 +54,6 @@ class SharedKeys:
 
     count: int = 0
     shown: tuple[str, ...] = ()  # a few of them, as JSON
-
-
-def records(session: SparkSession, pipeline: Pipeline, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrameReader:
-    """Exactly these ranges. The isolation level is still to be said."""
-    wanted: defaultdict[str, dict[str, OffsetRange]] = defaultdict(dict)
-    for where, planned in ranges.items():
-        wanted[where.topic][str(where.partition)] = planned
-
-    def as_json(value: Callable[[OffsetRange], int]) -> str:
-        return json.dumps(
-            {topic: {p: value(planned) for p, planned in parts.items()} for topic, parts in wanted.items()}
-        )
-
-    assigned = {topic: [int(partition) for partition in parts] for topic, parts in wanted.items()}
-    reader = session.read.format("kafka")
-    for key, value in revealed(pipeline.source.kafka).items():
-        reader = reader.option(f"kafka.{key}", value)
-    return (
-        reader.option("kafka.bootstrap.servers", pipeline.source.brokers)
-        .option("assign", json.dumps(assigned))
-        .option("startingOffsets", as_json(lambda planned: planned.start))
-        .option("endingOffsets", as_json(lambda planned: planned.until))
-        .option("failOnDataLoss", "true")
-    )
 
 
 class Comparing(AbstractContextManager["Comparing"]):
@@ -106,15 +70,13 @@ class Comparing(AbstractContextManager["Comparing"]):
 
     def _compared(self) -> DataFrame:
         job = self._job
-        reader = records(self._session(), job.work.pipeline, job.work.ranges).option("includeHeaders", "true")
-        frame = reader.option("kafka.isolation.level", "read_committed").load()
-        frame = frame.selectExpr(*(_WITH_HEADERS if "headers" in job.work.pipeline.carried else _WITH_CHECKSUM))
+        tasks = task_per_range(self._session(), len(job.work.ranges))
         schema = from_arrow_schema(_schema(job))
         if job.work.pipeline.by_sql:
-            rows = sql.decode_frame(frame, job.work, _begin)
+            rows = sql.decode_frame(tasks, job.work, begin_task)
             compared = rows.mapInArrow(lambda batches: _behind_query(iter(batches), job), schema)
         else:
-            compared = frame.mapInArrow(lambda batches: _on_records(iter(batches), job), schema)
+            compared = tasks.mapInArrow(lambda batches: _on_records(iter(batches), job), schema)
         return compared.persist(StorageLevel.DISK_ONLY) if job.key_types else compared
 
     def results(self) -> dict[TopicPartition, Compared]:
@@ -176,26 +138,9 @@ def _schema(job: Job) -> pa.Schema:
 
 
 def _on_records(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
-    """In a task: records in, keys and a result out."""
-    if (begun := _begin(batches, job.work)) is not None:
-        where, read = begun
-        yield from _given(job, where, decoded(read, job.work.pipeline)(job.work.ranges[where]))
-
-
-def _begin(batches: Iterator[pa.RecordBatch], _: Work) -> tuple[TopicPartition, Reading] | None:
-    """The partition that a task has got the records of, and these."""
-    filled = (batch for batch in batches if batch.num_rows)
-    first = next(filled, None)
-    if first is None:
-        return None
-    where = TopicPartition(first.column("topic")[0].as_py(), first.column("partition")[0].as_py())
-    return where, lambda _: map(_with_headers, itertools.chain([first], filled))
-
-
-def _with_headers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """As a run's own reader gives it."""
-    at = batch.schema.get_field_index("headers")
-    return batch.set_column(at, "headers", headers_from_text(batch.column(at)))
+    """In a task: a range's number in, keys and a result out."""
+    where, read = begin_task(batches, job.work)
+    yield from _given(job, where, decoded(read, job.work.pipeline)(job.work.ranges[where]))
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
@@ -272,19 +217,21 @@ def uncommitted(
     """Of the phantoms' offsets, those at which there is a record, committed or not."""
     spans = {(finding.topic, finding.partition): finding.spans for finding in phantoms}
 
-    def wanted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            mine = spans[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
-            offsets = batch.column("offset").to_numpy()
-            starts, untils = np.array([s.start for s in mine]), np.array([s.until for s in mine])
-            at = np.searchsorted(starts, offsets, "right") - 1
-            yield batch.filter(pa.array((at >= 0) & (offsets < untils[at])))
+    planned = [ranges[where] for where in sorted(ranges)]
 
-    reader = records(session, pipeline, ranges).option("kafka.isolation.level", "read_uncommitted")
-    frame = reader.load().select("topic", "partition", "offset")
-    found = frame.mapInArrow(wanted, frame.schema).toArrow().sort_by("offset")
+    def wanted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
+            mine = spans[planned[number].topic, planned[number].partition]
+            starts, untils = np.array([s.start for s in mine]), np.array([s.until for s in mine])
+            with closing(Reader(pipeline.source, pipeline.name, isolation="read_uncommitted")) as reader:
+                for batch in reader.read(planned[number]):
+                    offsets = numbers(batch.column("offset"))
+                    at = np.searchsorted(starts, offsets, "right") - 1
+                    there = batch.filter(pa.array((at >= 0) & (offsets < untils[at])))
+                    yield there.select(["topic", "partition", "offset"])
+
+    tasks = task_per_range(session, len(planned))
+    found = tasks.mapInArrow(wanted, "topic string, partition int, offset long").toArrow().sort_by("offset")
     there: dict[tuple[str, int], Offsets] = dict.fromkeys(spans, NONE)
     for topic, partition in spans:
         mine = found.filter(pc.and_(pc.equal(found["topic"], topic), pc.equal(found["partition"], partition)))

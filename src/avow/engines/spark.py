@@ -262,15 +262,19 @@ class _Attempt:
 
 def work_frame(spark: SparkSession, work: Work) -> DataFrame:
     """The job of one batch: a task for each range, which reads it, delivers it and reports."""
-    count = len(work.ranges)
-    tasks = spark.range(0, count, 1, count)
+    tasks = task_per_range(spark, len(work.ranges))
     if work.pipeline.by_sql:
-        rows = sql.decode_frame(tasks, work, _begin)
+        rows = sql.decode_frame(tasks, work, begin_task)
         return rows.mapInArrow(lambda batches: _write_task(iter(batches), work), REPORT)
     return tasks.mapInArrow(lambda batches: _decode_and_write_task(iter(batches), work), REPORT)
 
 
-def _begin(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPartition, Reading]:
+def task_per_range(spark: SparkSession, count: int) -> DataFrame:
+    """A frame of one number a task: ``begin_task`` takes the range with this number."""
+    return spark.range(0, count, 1, count)
+
+
+def begin_task(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPartition, Reading]:
     """In a Python worker: the range with this task's number, and how it is read."""
     (number,) = (int(number) for batch in batches for number in numbers(batch.column("id")))
     where = sorted(work.ranges)[number]
@@ -278,7 +282,7 @@ def _begin(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPartitio
 
 
 def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
-    where, read = _begin(batches, work)
+    where, read = begin_task(batches, work)
     yield _reported(where, work, decoded(read, work.pipeline))
 
 

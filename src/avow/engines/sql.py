@@ -41,7 +41,7 @@ NARROW = frozenset(
 
 
 # Which partition a task's input stands for, and how its records are read. None: the task has nothing to do.
-Begin = Callable[[Iterator[pa.RecordBatch], Work], tuple[TopicPartition, Reading] | None]
+Begin = Callable[[Iterator[pa.RecordBatch], Work], tuple[TopicPartition, Reading]]
 
 
 @dataclass(slots=True)
@@ -128,10 +128,7 @@ def decode_frame(frame: DataFrame, work: Work, begin: Begin) -> DataFrame:
     """The query's result over a batch's records, each task leaving its note."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        begun = begin(iter(batches), work)
-        if begun is None:
-            return
-        where, read = begun
+        where, read = begin(iter(batches), work)
         note = Note(where)
         for part in decoded(read, work.pipeline)(work.ranges[where]):
             note.offsets.append(part.offsets)

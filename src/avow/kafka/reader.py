@@ -76,11 +76,14 @@ FIXED = {
 class Reader:
     """Reads ranges of one source, one after another."""
 
-    def __init__(self, source: Source, group: str, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, source: Source, group: str, *, silence_s: float = SILENCE_S, isolation: str = "read_committed"
+    ) -> None:
         self._source = source
         self._silence_s = silence_s
         # librdkafka wants a group; nothing is committed to it from here.
-        settings = settings_of(source) | FETCH | revealed(source.kafka) | FIXED | {"group.id": group}
+        fixed = FIXED | {"group.id": group, "isolation.level": isolation}
+        settings = settings_of(source) | FETCH | revealed(source.kafka) | fixed
         self._consumer = made(client.Consumer, settings, revealed(source.kafka))
 
     def close(self) -> None:
