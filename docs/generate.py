@@ -41,7 +41,7 @@ def faults() -> str:
         due = [f"must show: {cell.must_show}{but}" if cell.must_show else "held" for cell in cells]
         due = [what if cell.guarantee in fault.words else "" for what, cell in zip(due, cells, strict=True)]
         if fault.stop:
-            due = [f"stops: {fault.stop[1]}"] * len(words)
+            due = [f"stops: {fault.stop_name}"] * len(words)
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
         sinks = ", ".join(kind for kind in SINKS if kind in fault.only) or "every sink"

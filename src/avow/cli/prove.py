@@ -209,7 +209,7 @@ def _list(cells: list[Cell]) -> None:
         fault = cell.fault
         due = f"must show {cell.must_show}" if cell.must_show else ""
         if fault.stop:
-            due = f"must stop: {fault.stop[1]}"
+            due = f"must stop: {fault.stop_name}"
         if cell.canary:
             due = "must be judged broken"
         place = f"{cell.sink}/{cell.mode}/{cell.engine}"

@@ -105,6 +105,13 @@ class Fault:
     append_only: bool = False  # unless another mode is asked for as a whole
     unseen_in: frozenset[str] = frozenset()  # the sinks where what it ``shows`` cannot come of it
 
+    @property
+    def stop_name(self) -> str:
+        """What a named stop is called: the audit's word, or its exit code."""
+        if self.stop is None:
+            return ""
+        return self.stop[1] or f"exit code {self.stop[0]}"
+
 
 def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object) -> Fault:
     return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
@@ -178,6 +185,7 @@ _FAULTS = (
     _fault(
         25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=SHARING
     ),
+    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL),
     _before(
         *(27, "topic-recreated-live", "topic deleted and made again while a run reads it"),
         hold_s=(0, 0),
@@ -231,7 +239,6 @@ _FAULTS = (
     _before(
         33, "refused-start", "a second start, which is refused, beside a healthy run", crash=False, engines=PIPELINES
     ),
-    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
     _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),
     _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000", alone=True),
@@ -460,13 +467,12 @@ def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     if not seen.records:
         return Verdict.UNKNOWN, "no record was compared"
     if cell.fault.stop:
-        code, word = cell.fault.stop
+        (code, named), word = cell.fault.stop, cell.fault.stop_name
         if seen.exit_code != code:
-            return Verdict.BROKEN, f"the run had to stop with {code} {word}, and ended with {seen.exit_code}"
-        if cell.audited and word and word not in seen.audit:
+            return Verdict.BROKEN, f"the run had to stop with {code}, {word}, and ended with {seen.exit_code}"
+        if cell.audited and named and named not in seen.audit:
             return Verdict.BROKEN, f"the audit did not name {word}"
-        name = f"{code}, {word}," if word else str(code)
-        return Verdict.HELD, f"stopped with {name} and nothing was written past it{_judges(cell)}"
+        return Verdict.HELD, f"stopped with {code}, {word}, and nothing was written past it{_judges(cell)}"
     if not seen.drained:
         return Verdict.UNKNOWN, "the pipeline did not get to the end again"
     # With a key the two count differently: the check by keys that lack their winner, the audit by records.
