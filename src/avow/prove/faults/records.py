@@ -14,7 +14,7 @@ from signal import SIGKILL
 from types import MappingProxyType
 from typing import Any
 
-from avow.prove.check import checksum, value
+from avow.prove.check import SCHEMA, checksum, value
 from avow.prove.driver import Driver
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
 from avow.prove.form import Numbered
@@ -159,12 +159,21 @@ def _document(number: int, key: int, body: str) -> bytes:
     return json.dumps(made).encode()
 
 
+def _with_amount(number: int, key: int, amount: str) -> bytes:
+    return value(number, key).replace(b"{", f'{{"amount":{amount},'.encode(), 1)
+
+
 def _with_crc(number: int, key: int, crc: str) -> bytes:
     return f'{{"n":{number},"k":{key},"crc":{crc},"body":"poison {number}"}}'.encode()
 
 
 _CONTROLS = "".join(map(chr, range(1, 32))) + "\x7f\u2028\u202e"
 POISON: tuple[Callable[[int, int], dict[str, Any]], ...] = (
+    lambda number, key: {"value": _with_amount(number, key, "1e-10000000")},  # once a segmentation fault of Arrow's
+    lambda number, key: {"value": _with_amount(number, key, "1e-41")},  # once taken as 0
+    lambda number, key: {"value": _with_amount(number, key, '"1E+10000000"')},
+    lambda number, key: {"value": _with_amount(number, key, "0.005")},
+    lambda number, key: {"value": _with_amount(number, key, "-0.00")},
     lambda number, key: {"value": _with_crc(number, key, "1e-10000000")},
     lambda number, key: {"value": _with_crc(number, key, "1e10000000")},
     lambda number, key: {"value": _with_crc(number, key, "9" * 1_001)},
@@ -190,7 +199,9 @@ POISON: tuple[Callable[[int, int], dict[str, Any]], ...] = (
 class PoisonRecords(_OwnRecords):
     """Each must end as the row that it is, or as a dead letter; and the run goes on."""
 
-    declares = ANY_SHARE
+    declares = MappingProxyType(
+        {**ANY_SHARE, "decode": MappingProxyType({"schema": f"{SCHEMA}, amount decimal(12,2)"})}
+    )
     every = 29
 
     def make_topic(self, partitions: int) -> None:
