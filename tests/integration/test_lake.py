@@ -28,6 +28,7 @@ from deltalake import DeltaTable, TableFeatures
 from deltalake import Field as DeltaField
 from deltalake import Schema as DeltaSchema
 from deltalake.schema import PrimitiveType
+from deltalake.table import TableAlterer
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException, RESTError, ServiceUnavailableError
 from pyiceberg.table.metadata import TableMetadata
@@ -249,6 +250,30 @@ def test_a_first_position_by_two_members(b: Bench, monkeypatch: pytest.MonkeyPat
     assert b.letters() == []
     newer.deliver({0: [record(0), b"bad"]})
     assert (b.ids(), len(b.letters())) == ([0], 1)
+
+
+def test_a_partition_is_adopted_while_another_member_commits(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Delta a new partition is registered by a commit of its own. Whatever others commit right behind it stays: in
+    the table of rows, and in that of dead letters with its fences."""
+    b, real = bench("delta"), TableAlterer.set_table_properties
+    owner = b.run(member=[0])
+    owner.deliver({0: [record(0), b"bad"]})
+    registered: list[int] = []
+
+    def overtaken(*arguments: Any, **more: Any) -> None:
+        real(*arguments, **more)
+        registered.append(len(registered))
+        owner.deliver({0: [record(2 * len(registered)), b"bad"]})
+
+    monkeypatch.setattr(TableAlterer, "set_table_properties", overtaken)
+    adopting = b.run(member=[1])
+    monkeypatch.undo()
+    assert len(registered) == 2, "in both tables"
+    owner.deliver({0: [record(6), b"bad"]})
+    adopting.deliver({1: [record(10), b"bad"]})
+    assert (owner.position(0), adopting.position(1), adopting.counts()) == (8, 2, Counts(10, 5, 5))
+    assert b.ids() == [0, 2, 4, 6, 10]
+    assert [letter[:2] for letter in b.letters()] == [(0, 1), (0, 3), (0, 5), (0, 7), (1, 1)]
 
 
 def test_a_table_of_an_older_avow(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,7 @@ class DeltaFormat:
         wanted = {where: (held.entry.topic_id, held.start) for where, held in book.held.items()}
         if wanted.items() <= known.items():
             return
+        judged = self.version
         lines = [[where.topic, where.partition, *told] for where, told in sorted({**known, **wanted}.items())]
         with self._committing():
             self._at.alter.set_table_properties(
@@ -211,6 +212,9 @@ class DeltaFormat:
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         self._update()
+        if self.version != judged + 1:
+            # The book was judged before these: a commit on top of them would take back what they brought.
+            raise Conflict(f"others have committed since version {judged}, behind the registering of partitions")
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
