@@ -101,6 +101,14 @@ class Counts:
 NOTHING = Counts()
 
 
+def redriven(counts: Counts, written: int, skipped: int) -> Counts:
+    """After dead letters of a partition were delivered. Where a claim comes before its write, a crash can leave dead
+    letters that were never counted: these are counted as read now."""
+    counted = min(counts.dead, written + skipped)
+    read = counts.read + written + skipped - counted
+    return Counts(read, counts.written + written, counts.dead - counted, counts.skipped + skipped)
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The last claimed record, so that a log that was cut and grew again is noticed.

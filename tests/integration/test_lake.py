@@ -1125,6 +1125,70 @@ def test_an_interrupted_redrive_is_settled(b: Bench, monkeypatch: pytest.MonkeyP
     assert b.ids() == [0, 1, 3, 4]
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_two_redrives_at_once(b: Bench, monkeypatch: pytest.MonkeyPatch, marked: bool) -> None:
+    """Another one delivers other letters before the first commit of this one, or between its first and second: this
+    one is refused, and what it wanted stays."""
+    buried(b)
+    real, commits = driver.committed, 0
+
+    def overtaken(*arguments: Any, **more: Any) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 1 + marked:
+            monkeypatch.undo()
+            assert redrive(wider(b), Selection(until_offset=2), no_spark) == Redriven(written=1)
+        real(*arguments, **more)
+
+    monkeypatch.setattr(redriving, "committed", overtaken)
+    with pytest.raises(SinkError, match="another redrive came between"):
+        redrive(wider(b), Selection(from_offset=3), no_spark)
+    with sinks.dead_letters(b.pipeline()) as letters:
+        assert [letter.offset for letter in letters.select(Selection(), 10)] == [2, 3]
+    assert redrive(wider(b), Selection(), no_spark) == Redriven(written=1, still_dead=1)
+    assert b.ids() == [0, 1, 3]
+    assert [offset for _, offset, _ in b.letters()] == [2]
+    with b.run(partitions=1) as run:
+        assert run.counts() == Counts(4, 3, 1)
+
+
+@pytest.mark.parametrize("guarantee", ["at-most-once", "exactly-once"])
+def test_a_redrive_between_a_crash_and_the_restart(b: Bench, monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+    """The crash is between the commit of dead letters and that of rows. Dead letters that no claim has followed are
+    neither listed nor redriven: their records are read again. Under at-most-once they are claimed, and not counted."""
+    strict = b.pipeline(guarantee)
+    lenient = strict.model_copy(update={"decode": wider(b).decode})
+    real = driver._commit
+
+    def crashing(table: Any, change: driver.Change, *more: Any) -> None:
+        if change.files and not table.shown.endswith("_dead_letters"):
+            raise KeyboardInterrupt
+        real(table, change, *more)
+
+    first = b.run(strict, partitions=1)
+    first.deliver({0: [record(0), record(1, extra=1)]})
+    monkeypatch.setattr(driver, "_commit", crashing)
+    with pytest.raises(KeyboardInterrupt):
+        first.deliver({0: [record(2), record(3, extra=1)]})
+    monkeypatch.undo()
+    assert [offset for _, offset, _ in b.letters()] == [1, 3]
+    claimed = guarantee == "at-most-once"
+    with sinks.dead_letters(strict) as letters:
+        expected = [1, 3] if claimed else [1]
+        assert [found.offset for found in letters.select(Selection(), 10)] == expected
+        assert [found.offset for found in letters.glimpses(Selection(), 10)] == expected
+    assert redrive(lenient, Selection(), no_spark) == Redriven(written=2 if claimed else 1)
+    with b.run(strict, partitions=1) as run:
+        assert run.position() == (4 if claimed else 2)
+        if not claimed:
+            run.deliver({0: [record(2), record(3, extra=1)]})
+            assert redrive(lenient, Selection(), no_spark) == Redriven(written=1)
+        run.store.look()
+        assert run.counts() == (Counts(3, 3) if claimed else Counts(4, 4))
+    assert b.ids() == ([0, 1, 3] if claimed else [0, 1, 2, 3])
+    assert b.letters() == []
+
+
 @pytest.mark.parametrize("mode", ["append", "dedupe", "upsert"])
 def test_a_run_begins_and_files_are_cleaned_during_a_redrive(
     b: Bench, monkeypatch: pytest.MonkeyPatch, mode: str

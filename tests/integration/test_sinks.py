@@ -12,6 +12,8 @@ import pytest
 from _pytest.mark import ParameterSet
 from tests.fix_sinks import Bench, record
 
+from avow.engines import task
+from avow.engines.redrive import Redriven, redrive
 from avow.engines.task import REFUSED
 from avow.errors import PositionMoved, ProtocolViolation, Superseded
 from avow.guarantee import Act
@@ -68,6 +70,32 @@ def test_dead_letters_are_listed_by_the_beginning_of_their_values(b: Bench) -> N
         assert (one.topic, one.timestamp_ms) == ("records", whole[2].timestamp_ms)
         assert letters.glimpses(Selection(reason="other"), 10) == []
         assert sum(count for _, count, _ in letters.by_reason(Selection(partition=0))) == 2
+
+
+def test_a_redrive_between_a_write_and_its_claim(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under at-least-once a crash there leaves dead letters of records that are read again: a redrive leaves them."""
+    strict = b.pipeline("at-least-once")
+    lenient = strict.model_copy(update={"decode": strict.decode.model_copy(update={"unknown_fields": "ignore"})})
+    records = {0: [record(0), record(1, extra=1)]}
+
+    def crash(name: str, _: int) -> None:
+        if name == "after-write":
+            raise KeyboardInterrupt
+
+    with b.run(strict) as run:
+        monkeypatch.setattr(task, "failpoint", crash)
+        with pytest.raises(KeyboardInterrupt):
+            run.deliver(records)
+        monkeypatch.undo()
+    assert b.letters() == [(0, 1, "unknown-field")]
+    assert redrive(lenient, Selection(), pytest.fail) == Redriven()
+    with b.run(strict) as run:
+        run.deliver(records)
+        assert run.counts() == Counts(2, 1, 1)
+    assert redrive(lenient, Selection(), pytest.fail) == Redriven(written=1)
+    with b.run(strict) as run:
+        assert run.counts() == Counts(2, 2)
+    assert (b.ids(), b.letters()) == ([0, 0, 1], [])
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

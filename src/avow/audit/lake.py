@@ -65,12 +65,9 @@ class LakeReading(TableReading):
 
     def letters(self, where: TopicPartition) -> Offsets:
         """Those of claimed records: what was buried for a claim that has not come yet is not there yet."""
-        book = self._rows.book()
-        found = there(self._letters.rows(["topic", "partition", "offset", "redrive"]), book)
+        found = there(self._letters.rows(["topic", "partition", "offset", "redrive"]), self._rows.book())
         mine = pc.and_(pc.equal(found["topic"], where.topic), pc.equal(found["partition"], where.partition))
-        offsets = np.sort(found.filter(mine)["offset"].to_numpy())
-        position = book.held[where].entry.position if where in book.held else 0
-        return offsets[offsets < position]
+        return np.sort(found.filter(mine)["offset"].to_numpy())
 
     def row_counts(self) -> dict[TopicPartition, int]:
         topic, partition, _, _ = self._sink.lineage

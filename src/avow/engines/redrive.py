@@ -1,7 +1,8 @@
 """Redrive: bring dead letters into the sink after all, under the identity of their records.
 
 A letter leaves the graveyard in the same act in which its row enters the table, so redriving twice, or being killed in
-between, cannot double it. What is still bad stays, with its new reason.
+between, cannot double it. What is still bad stays, with its new reason. Only dead letters of claimed records are taken:
+a crash can leave some from the position on, and their records are read again.
 
 Owns: that act. Neighbours: ``task`` (decode) and the sink's ``Redriving`` side.
 """
@@ -68,8 +69,9 @@ def _redrive_some(
     sink = sinks.redriving(pipeline)
     with sink.act():
         # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
-        sink.entries([where], lock=True)
-        letters = sink.dead_letters(selection, AT_ONCE)
+        (entry,) = sink.entries([where], lock=True)
+        until = entry.position if selection.until_offset is None else min(entry.position, selection.until_offset)
+        letters = sink.dead_letters(replace(selection, until_offset=until), AT_ONCE)
         if not letters:
             return Redriven(), None
         span = OffsetRange(where.topic, where.partition, letters[0].offset, letters[-1].offset + 1)

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from avow import ledger
 from avow.errors import ProtocolViolation, SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
@@ -224,6 +225,5 @@ class KafkaTask:
         producer = self._producer
         for letter in letters:
             self._produce(producer, self._letters_topic, None, dead.key(letter))
-        old = self._kept.entry.counts
-        counts = Counts(old.read, old.written + written, old.dead - len(letters), old.skipped + skipped)
-        self.change(replace(self._kept.entry, counts=counts))
+        entry = self._kept.entry
+        self.change(replace(entry, counts=ledger.redriven(entry.counts, written, skipped)))

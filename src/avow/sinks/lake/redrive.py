@@ -2,13 +2,15 @@
 
 Two tables cannot be committed at once, so a redrive is numbered, and goes in three commits:
 
-1. the letters are marked with the number N, one above that of the table of rows
+1. the letters are marked with the number N, above those of both tables, and their table takes N; only if its number
+   is still the one that was seen, so that no two redrives ever mark with the same
 2. the table of rows takes the rows, the new counts, and N; only if its number is still the one that was seen
 3. the letters with mark N are removed
 
 What a crash leaves is settled before the next redrive: a mark that is the number of the table of rows was delivered,
-and its letters go; any other was not, and is taken off, after the number was raised above it so that whoever set it
-cannot come back and deliver.
+and its letters go; any other was not, and is taken off, after the number of the table of rows was raised above it so
+that whoever set it cannot come back and deliver. With that the table of letters takes the raised number too: no redrive
+may mark with a number that the table of rows has without having delivered.
 
 Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver`` (commits), ``staging`` (files).
 """
@@ -24,6 +26,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from avow import ledger
 from avow.errors import ProtocolViolation, SinkError
 from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
@@ -81,10 +84,16 @@ class LakeLetters:
 
 
 def there(found: pa.Table, book: Book) -> pa.Table:
-    """The letters, without those that a redrive has delivered and not yet removed."""
-    if not book.redrives:
-        return found
-    return found.filter(pc.not_equal(found["redrive"].fill_null(0), book.redrives))
+    """The dead letters of claimed records, without those that a redrive has delivered and not yet removed. From the
+    position on, a claim has not come yet or never will, and then the records are read again."""
+    if book.redrives:
+        found = found.filter(pc.not_equal(found["redrive"].fill_null(0), book.redrives))
+    claimed = []
+    for row in found.group_by(["topic", "partition"]).aggregate([]).to_pylist():
+        held = book.held.get(TopicPartition(row["topic"], row["partition"]))
+        mine = pc.and_(pc.equal(found["topic"], row["topic"]), pc.equal(found["partition"], row["partition"]))
+        claimed.append(found.filter(pc.and_(mine, pc.less(found["offset"], held.entry.position if held else 0))))
+    return pa.concat_tables(claimed) if claimed else found
 
 
 class LakeRedriving:
@@ -149,19 +158,17 @@ class LakeRedriving:
         if len(letters) != written + skipped:
             raise ProtocolViolation(f"{len(letters)} letters are not {written} written and {skipped} skipped")
         where = TopicPartition(letters[0].topic, letters[0].partition)
-        seen = self._rows.book().redrives
-        number = seen + 1
+        seen, marks = self._rows.book().redrives, self._letters.book().redrives
+        number = max(seen, marks) + 1
         offsets = tuple(letter.offset for letter in letters)
         chosen = Chosen(where, LETTER_COLUMNS, offsets=offsets)
 
         def marked(book: Book) -> Change:
+            _refuse_other(book, marks)
             return Change(replace(book, redrives=number), marked=(chosen, number))
 
         def taken_in(book: Book) -> Change:
-            if book.redrives != seen:
-                raise SinkError(
-                    "another redrive came between", advice="Nothing was delivered by this one. Redrive again."
-                )
+            _refuse_other(book, seen)
             if book.newest != self._run:
                 # Files of the run before may be cleaned away, and a commit would still name them.
                 raise SinkError(
@@ -169,8 +176,7 @@ class LakeRedriving:
                 )
             files, merged = self._acting({}).files([self._ready])
             entry = book.held[where].entry
-            counts = entry.counts
-            counts = Counts(counts.read, counts.written + written, counts.dead - len(letters), counts.skipped + skipped)
+            counts = ledger.redriven(entry.counts, written, skipped)
             after = book.with_entries({where: replace(entry, counts=counts)})
             return Change(replace(after, redrives=number), files, merged)
 
@@ -194,14 +200,14 @@ class LakeRedriving:
         marks = {n for n in pc.unique(self._letters.rows(["redrive"])["redrive"]).to_pylist() if n is not None}
         if not marks:
             return
-        delivered = self._rows.book().redrives
+        number = delivered = self._rows.book().redrives
         if max(marks) > delivered:
-            fence = max(marks) + 1
+            number = max(marks) + 1
 
             def fenced(book: Book) -> Change:
                 if book.redrives != delivered:
                     raise SinkError("another redrive is at work", advice="Let it end, then redrive again.")
-                return Change(replace(book, redrives=fence))
+                return Change(replace(book, redrives=number))
 
             self._committed(self._rows, fenced)
         for mark in marks:
@@ -210,7 +216,16 @@ class LakeRedriving:
                 continue
             for where in self._marked(mark):
                 chosen = Chosen(where, LETTER_COLUMNS, redrive=mark)
-                self._committed(self._letters, lambda book, chosen=chosen: Change(book, marked=(chosen, None)))
+
+                def unmarked(book: Book, chosen: Chosen = chosen) -> Change:
+                    return Change(replace(book, redrives=max(book.redrives, number)), marked=(chosen, None))
+
+                self._committed(self._letters, unmarked)
 
     def _committed(self, table: LakeTable, make: object) -> None:
         committed(table, self._driver.check, make, sink=self._sink)  # type: ignore[arg-type]
+
+
+def _refuse_other(book: Book, seen: int) -> None:
+    if book.redrives != seen:
+        raise SinkError("another redrive came between", advice="Nothing was delivered by this one. Redrive again.")
