@@ -279,6 +279,16 @@ def test_upsert_last_wins_and_a_null_value_deletes(upserting: Bench, guarantee: 
 
 
 @pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+def test_by_key_a_batch_of_nothing_but_dead_letters(upserting: Bench, mode: str) -> None:
+    b = upserting
+    with b.run(b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["id"]'), 1) as run:
+        for records in ([b"bad"], [record(1)], [b"bad", b"bad"]):
+            run.deliver({0: records})
+        assert (run.position(), run.counts()) == (4, Counts(4, 1, 3))
+    assert (b.ids(), len(b.letters())) == ([1], 3)
+
+
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
 def test_a_key_may_have_any_name(upserting: Bench, mode: str) -> None:
     b = upserting
     pipeline = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["number"]', schema="number long not null, x long")
@@ -287,6 +297,39 @@ def test_a_key_may_have_any_name(upserting: Bench, mode: str) -> None:
             run.deliver({0: [json.dumps({"number": n % 3, "x": n}).encode() for n in range(start, start + 4)]})
     wanted = {0: 0, 1: 1, 2: 2} if mode == "dedupe" else {0: 6, 1: 7, 2: 5}
     assert {row["number"]: row["x"] for row in b.rows()} == wanted
+
+
+# Two keys of each type; the first in two spellings where one value has them.
+KEYS: dict[str, tuple[object, object, object]] = {
+    "boolean": (True, True, False),
+    "float": (0.0, -0.0, 0.5),
+    "double": (-0.0, 0.0, 1e300),
+    "decimal(38,8)": ("123456789012345678901234567890.12345678", "123456789012345678901234567890.12345678", "0.5"),
+    "string": ("it's \\ \u00e9" * 20, "it's \\ \u00e9" * 20, ""),
+    "binary": ("AP8=", "AP8=", ""),
+    "date": ("0001-01-01", "0001-01-01", "9999-12-31"),
+    "timestamp": ("9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z", "2026-01-01T00:00:00Z"),
+    "timestamp_ntz": ("9999-12-31T23:59:59.999999", "9999-12-31T23:59:59.999999", "2026-01-01T00:00:00"),
+}
+
+
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+@pytest.mark.parametrize("type_", KEYS)
+def test_a_key_may_have_any_type(upserting: Bench, type_: str, mode: str) -> None:
+    """It is found again in the table: in a file of its own, and beside another."""
+    b, (first, again, other) = upserting, KEYS[type_]
+    pipeline = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["k"]', schema=f"k {type_} not null, x long")
+
+    def values(start: int, *keys: object) -> list[bytes]:
+        return [json.dumps({"k": key, "x": start + n}).encode() for n, key in enumerate(keys)]
+
+    with b.run(pipeline, 1) as run:
+        run.deliver({0: values(0, first)})
+        run.deliver({0: values(1, again)})
+        run.deliver({0: values(2, first, other, again)})
+        run.deliver({0: values(5, other, again)})
+        assert run.counts() == (Counts(7, 2, 0, 5) if mode == "dedupe" else Counts(7, 7)), b.letters()
+    assert sorted(row["x"] for row in b.rows()) == ([0, 3] if mode == "dedupe" else [5, 6])
 
 
 def test_upsert_again_changes_nothing(upserting: Bench) -> None:

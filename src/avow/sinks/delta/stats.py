@@ -1,7 +1,9 @@
 """Statistics of a data file as Delta's log has them, from the footer of the Parquet file.
 
-Readers leave out files by these, so a wrong one loses rows silently: what cannot be said exactly is not said. Minimum
-and maximum of texts may be cut, as long as they stay below and above; times are told in milliseconds, rounded outwards.
+Readers leave out files by these, so a wrong one loses rows silently. A missing one does so too: where a file has any
+least and greatest values, deltalake's datasets take a column without them for null (1.6.6) and leave its rows out. So
+either every plain column has both, or the file has none at all. Texts may be cut, as long as they stay below and above;
+times are told in milliseconds, rounded outwards.
 
 Owns: that mapping. Must not know: tables, commits.
 """
@@ -9,41 +11,63 @@ Owns: that mapping. Must not know: tables, commits.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-TEXT_CHARS_MAX = 32
-_ABOVE_ALL = "\U0010ffff"  # sorts behind whatever was cut off
+from avow.sinks.lake.files import HIGHEST, TEXT_MAX
+
+TEXT_CHARS_MAX = len(TEXT_MAX)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def as_json(metadata: pq.FileMetaData, *, floats: bool) -> str:
-    """``floats``: whether these are known to hold no NaN, which Parquet's statistics leave out."""
+def as_json(metadata: pq.FileMetaData, *, bounded: bool) -> str:
+    """``bounded``: whether bounds can be told of every value (``lake.files``)."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    fields = metadata.schema.to_arrow_schema()
     for index in range(metadata.num_columns):
-        name = metadata.schema.column(index).path
-        if "." in name:
-            continue  # nested: no reader of ours prunes by it
+        name, *parts = metadata.schema.column(index).path.split(".")
+        type_ = fields.field(name).type
+        if pa.types.is_struct(type_):
+            least[name] = greatest[name] = {}  # nothing is said of its parts, and it is not null for that
+        if parts:
+            continue
         found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
         if any(one is None or not one.has_null_count for one in found):
+            bounded = False
             continue
         nulls[name] = sum(one.null_count for one in found)
         filled = [one for one in found if one.num_values]
-        if not filled or not all(one.has_min_max for one in filled):
+        if not filled or pa.types.is_binary(type_):
             continue
-        low, high = _below(min(one.min for one in filled)), _above(max(one.max for one in filled))
-        if high is not None and (isinstance(low, int | str) or (floats and isinstance(low, float))):
-            least[name], greatest[name] = low, high
-    told = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return json.dumps(told)
+        low: Any
+        high: Any
+        if all(one.has_min_max for one in filled):
+            low, high = below(min(one.min for one in filled)), above(max(one.max for one in filled))
+        else:  # Arrow tells nothing of texts beyond 4 KiB
+            low, high = ("", TEXT_MAX) if pa.types.is_string(type_) else (None, None)
+        if low is None or high is None:
+            bounded = False
+        least[name], greatest[name] = low, high
+    bounds = f', "minValues": {_object(least)}, "maxValues": {_object(greatest)}' if bounded else ""
+    return f'{{"numRecords": {metadata.num_rows}{bounds}, "nullCount": {_object(nulls)}}}'
 
 
-def _below(value: Any) -> Any:
+def _object(values: Mapping[str, Any]) -> str:
+    """As JSON, with decimals as numbers of all their digits."""
+    texts = (f"{value:f}" if isinstance(value, Decimal) else json.dumps(value) for value in values.values())
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in zip(values, texts, strict=True)) + "}"
+
+
+def below(value: Any) -> Any:
+    """A bound that can be told, at or below a value; None if there is none."""
     match value:
         case str():
             return value[:TEXT_CHARS_MAX]
@@ -51,30 +75,30 @@ def _below(value: Any) -> Any:
             return _time(value - timedelta(microseconds=value.microsecond % 1_000))
         case date():
             return value.isoformat()
-        case bool() | bytes() | Decimal():
-            return None
+        case float():
+            return value if math.isfinite(value) else None
     return value
 
 
-def _above(value: Any) -> Any:
+def above(value: Any) -> Any:
+    """A bound that can be told, at or above a value; None if there is none."""
     match value:
         case str():
             if len(value) <= TEXT_CHARS_MAX:
                 return value
-            # Nothing that is short sorts behind the highest character of all.
-            return None if value[TEXT_CHARS_MAX] == _ABOVE_ALL else value[:TEXT_CHARS_MAX] + _ABOVE_ALL
+            if value[TEXT_CHARS_MAX] != HIGHEST:
+                return value[:TEXT_CHARS_MAX] + HIGHEST
+            return None if value.startswith(TEXT_MAX) else TEXT_MAX
         case datetime():
             down = value - timedelta(microseconds=value.microsecond % 1_000)
-            if down == value:
-                return _time(value)
             try:
-                return _time(down + _MILLISECOND)
+                return _time(down if down == value else down + _MILLISECOND)
             except OverflowError:
-                return None
+                return _time(down)  # the last millisecond of year 9999: readers take it for the whole of it
         case date():
             return value.isoformat()
-        case bool() | bytes() | Decimal():
-            return None
+        case float():
+            return value if math.isfinite(value) else None
     return value
 
 

@@ -20,10 +20,13 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_
 from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake import Field as DeltaField
 from deltalake import Schema as DeltaSchema
@@ -39,7 +42,7 @@ from avow.sinks.delta import log, stats
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, Place, place
 from avow.sinks.lake.staging import DELETED, partition_text
-from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate, quoted
+from avow.sinks.lake.table import Chosen, Conflict, Shape, among, expression, predicate, quoted, same_keys
 
 # What a writer can honour by adding files of whole rows. Anything else is refused by its name. The library itself adds
 # variantType where it sets a property of a table that has timestampNtz.
@@ -64,9 +67,8 @@ class Properties(TypedDict):
 class DeltaFormat:
     """One table. ``pipeline`` names whose ledger in it is meant."""
 
-    def __init__(self, where: Place, options: Mapping[str, str], pipeline: str, *, floats: bool, shown: str) -> None:
+    def __init__(self, where: Place, options: Mapping[str, str], pipeline: str, *, shown: str) -> None:
         self._place, self._options, self._pipeline = where, dict(options), pipeline
-        self._floats = floats
         self.shown = shown
         self._table: DeltaTable | None = None
         self._tried_on = -1  # the version on which the last commit was tried
@@ -356,7 +358,7 @@ class DeltaFormat:
                 {} if by is None else {by: None if file.partition is None else partition_text(file.partition)},
                 now,
                 True,
-                stats.as_json(file.metadata(), floats=self._floats),
+                stats.as_json(file.metadata(), bounded=file.bounded),
             )
             for file in files
         ]
@@ -407,22 +409,37 @@ class DeltaFormat:
     # Reading.
 
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        first = pc.field(key[0]).isin(wanted[key[0]].unique())
+        first = wanted[key[0]].unique()
         with self._errors("cannot be read"):
-            found = self._at.to_pyarrow_dataset().to_table(columns=list(key), filter=first)
-        return found.join(wanted.select(list(key)), list(key), join_type="inner") if found.num_rows else found
+            found = self._dataset(_span(key[0], first)).to_table(columns=list(key), filter=among(key[0], first))
+        return same_keys(found, wanted, key)
+
+    def _dataset(self, files: str | None) -> ds.Dataset:
+        """Its files, or those in which rows may be of which the condition ``files`` is true.
+
+        Not by the library's own dataset: it takes a column of which the log has no least and greatest value for null,
+        and leaves its rows out, also in files that its own OPTIMIZE has written.
+        """
+        found = self._at.to_pyarrow_dataset(file_pruning_predicate=files)
+        by = self._at.metadata().partition_columns
+        fragments = []
+        for file in found.get_fragments():
+            put = ds.get_partition_keys(file.partition_expression)
+            same = [pc.field(name).is_null() if put[name] is None else pc.field(name) == put[name] for name in by]
+            whole = reduce(and_, same, pc.scalar(True))
+            fragments.append(found.format.make_fragment(file.path, found.filesystem, partition_expression=whole))
+        return ds.FileSystemDataset(fragments, found.schema, found.format, found.filesystem)
 
     def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:
         with self._errors("cannot be read"):
-            data = self._at.to_pyarrow_dataset()
-            return data.to_table(
+            return self._dataset(predicate(chosen) if chosen else None).to_table(
                 columns=None if columns is None else list(columns),
                 filter=None if chosen is None else expression(chosen),
             )
 
     def batches(self, columns: Sequence[str], chosen: Chosen | None = None) -> Iterator[pa.RecordBatch]:
         with self._errors("cannot be read"):
-            yield from self._at.to_pyarrow_dataset().to_batches(
+            yield from self._dataset(predicate(chosen) if chosen else None).to_batches(
                 columns=list(columns), filter=None if chosen is None else expression(chosen)
             )
 
@@ -459,6 +476,19 @@ class DeltaFormat:
         return names
 
 
+def _span(column: str, values: pa.ChunkedArray) -> str | None:
+    """From the least to the greatest, so that files with none of them need not be opened. What a log says of other
+    types than these may be rounded."""
+    ends = pc.min_max(values).as_py()
+    if pa.types.is_integer(values.type):
+        return f"{quoted(column)} >= {ends['min']} AND {quoted(column)} <= {ends['max']}"
+    high = stats.above(ends["max"]) if pa.types.is_string(values.type) else None
+    if high is None:
+        return None
+    least, greatest = (text.replace("'", "''") for text in (stats.below(ends["min"]), high))
+    return f"{quoted(column)} >= '{least}' AND {quoted(column)} <= '{greatest}'"
+
+
 def _words(error: BaseException) -> str:
     """What the library said, on one line and without its colours: the cause stands at the end."""
     plain = re.sub(r"\x1b\[\d*m|↳", " ", str(error))
@@ -471,10 +501,9 @@ def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
     options = revealed(pipeline.sink.options)
     where = place(pipeline.sink.path, options)
     graves = Place(f"{where.url}_dead_letters", where.store)
-    floats = pipeline.transform is None  # what was decoded has no NaN; a transform may make one
     given = options if where.store else {}
     shown = str(pipeline.sink.shown("path"))
     return (
-        DeltaFormat(where, given, pipeline.name, floats=floats, shown=shown),
-        DeltaFormat(graves, given, pipeline.name, floats=False, shown=f"{shown}_dead_letters"),
+        DeltaFormat(where, given, pipeline.name, shown=shown),
+        DeltaFormat(graves, given, pipeline.name, shown=f"{shown}_dead_letters"),
     )

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.sinks.lake.staging import DELETED
+from avow.sinks.lake.table import comparable
 
 _ROW, _CHANGE = "__avow_row", "__avow_change"
 
@@ -28,7 +29,7 @@ class Met:
 
 def meet(there: pa.Table, changes: pa.Table, key: Sequence[str], lineage: Sequence[str]) -> Met:
     """A later record of the same partition replaces or deletes, and so does any of another one."""
-    left, right = (_numbered(table.select(list(key)), name) for table, name in ((there, _ROW), (changes, _CHANGE)))
+    left, right = (_numbered(comparable(table, key), name) for table, name in ((there, _ROW), (changes, _CHANGE)))
     pairs = left.join(right, list(key), join_type="inner")
     topic, partition, offset, _ = lineage
     old = there.select([topic, partition, offset]).take(pairs[_ROW])

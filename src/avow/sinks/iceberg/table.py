@@ -58,7 +58,7 @@ from avow.sinks.iceberg.reading import ById
 from avow.sinks.lake import book as books
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, FileWriter, Place, in_s3, path_of
-from avow.sinks.lake.table import Chosen, Conflict, Shape, expression, predicate
+from avow.sinks.lake.table import Chosen, Conflict, Shape, among, expression, predicate, same_keys
 
 _OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
@@ -421,9 +421,9 @@ class IcebergFormat:
 
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
         with self._errors("cannot be read"):
-            first = pc.field(key[0]).isin(wanted[key[0]].unique())
+            first = among(key[0], wanted[key[0]].unique())
             found = self._dataset(None).to_table(columns=list(key), filter=first)
-        return found.join(wanted.select(list(key)), list(key), join_type="inner") if found.num_rows else found
+        return same_keys(found, wanted, key)
 
     def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:
         with self._errors("cannot be read"):

@@ -31,7 +31,7 @@ from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, FileWriter, Place
 from avow.sinks.lake.staging import DELETED, Brief, Staged, Writers, partition_values
-from avow.sinks.lake.table import Chosen, Conflict, LakeTable, Shape
+from avow.sinks.lake.table import Chosen, Conflict, LakeTable, Shape, comparable
 
 # Of commits that others keep refusing by committing first.
 ATTEMPTS_MAX = 40
@@ -496,7 +496,7 @@ class Acting:
         there = self.rows.keys(keys, fresh)
         if there.num_rows:
             # Joined by numbers: a join keeps no order, and takes no nested columns along.
-            numbered = fresh.select(keys).append_column(_NUMBER, pa.array(range(fresh.num_rows), pa.int64()))
+            numbered = comparable(fresh, keys).append_column(_NUMBER, pa.array(range(fresh.num_rows), pa.int64()))
             absent = numbered.join(there, keys, join_type="left anti")[_NUMBER]
             fresh = fresh.take(absent.combine_chunks().sort())
         topic, partition, offset, _ = self.sink.lineage
@@ -526,7 +526,7 @@ class Acting:
 
 def _one_per_key(rows: pa.Table, sink: Lake, which: str) -> pa.Table:
     """The first or the last row of each key. Rows of one partition stand in their order; partitions have none."""
-    numbered = rows.select(list(sink.key)).append_column(_NUMBER, pa.array(range(rows.num_rows), pa.int64()))
+    numbered = comparable(rows, sink.key).append_column(_NUMBER, pa.array(range(rows.num_rows), pa.int64()))
     chosen = numbered.group_by(list(sink.key), use_threads=False).aggregate(
         [(_NUMBER, "min" if which == "first" else "max")]
     )

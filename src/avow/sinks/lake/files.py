@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -28,6 +29,9 @@ from avow.settings import SCHEMES, STORE_OPTIONS
 
 # Batches wait for one another until they are worth a row group.
 ROW_GROUP_BYTES = 32 << 20
+
+HIGHEST = "\U0010ffff"  # the character that sorts behind all others
+TEXT_MAX = HIGHEST * 32  # sorts behind every text that does not begin with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ class DataFile:
     rows: int
     footer: bytes = field(repr=False)  # Parquet's own: statistics of every column
     partition: Any = None  # the value that all of its rows share, where the table is partitioned
+    bounded: bool = True  # whether a least and a greatest value can be told of each column
 
     def metadata(self) -> pq.FileMetaData:
         return pq.read_metadata(pa.BufferReader(self.footer))
@@ -160,6 +165,7 @@ class FileWriter:
         assert self._writer is not None
         table = pa.Table.from_batches(self._waiting, self._schema)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._bounded &= _bounded(table)
         self._waiting, self._waiting_bytes = [], 0
         if self._stream.tell() >= self._target:
             self._end_file()
@@ -167,6 +173,7 @@ class FileWriter:
     def _begin_file(self) -> None:
         self._name = self._subfolder + new_name(self._pipeline, self._run)
         self._footers: list[pq.FileMetaData] = []
+        self._bounded = True
         if not self._folder.store:
             Path(self._folder.root, self._name).parent.mkdir(parents=True, exist_ok=True)
         self._stream = self._folder.filesystem.open_output_stream(f"{self._folder.root}/{self._name}")
@@ -185,5 +192,22 @@ class FileWriter:
         footer = pa.BufferOutputStream()
         metadata.write_metadata_file(footer)
         self._files.append(
-            DataFile(self._name, size, metadata.num_rows, footer.getvalue().to_pybytes(), self._partition)
+            DataFile(
+                self._name, size, metadata.num_rows, footer.getvalue().to_pybytes(), self._partition, self._bounded
+            )
         )
+
+
+def _bounded(rows: pa.Table) -> bool:
+    """Parquet's statistics leave out NaN and long texts, so these are looked for here: no bound can be told of a NaN,
+    an infinity, or a text behind ``TEXT_MAX``."""
+    for column in rows.columns:
+        if pa.types.is_floating(column.type):
+            bad = pc.invert(pc.is_finite(column))
+        elif pa.types.is_string(column.type):
+            bad = pc.starts_with(column, TEXT_MAX)
+        else:
+            continue
+        if pc.any(bad).as_py():
+            return False
+    return True

@@ -106,6 +106,8 @@ class LakeStaging:
         return pa.RecordBatch.from_arrays(columns, schema=self._brief.schema), refused
 
     def _write_note(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
+        if not batch.num_rows:
+            return  # all of them were refused: no key to look for
         schema = note_schema(self._brief.schema)
         if self._notes is None:
             name = (self._pipeline.name, self._run)

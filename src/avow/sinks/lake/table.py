@@ -8,6 +8,7 @@ Owns: the shape. Must not know: any one format, the ledger's rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -74,6 +75,28 @@ def predicate(chosen: Chosen) -> str:
     if chosen.redrive is not None:
         found.append(f"redrive = {chosen.redrive}")
     return " AND ".join(found)
+
+
+def among(column: str, values: pa.ChunkedArray) -> pc.Expression | None:
+    """Rows with one of these values, for Arrow. None for floats: it compares their bits there, and 0.0 is not -0.0."""
+    return None if pa.types.is_floating(values.type) else pc.field(column).isin(values)
+
+
+def same_keys(found: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The keys that are in both."""
+    if not found.num_rows:
+        return found
+    return comparable(found, key).join(comparable(wanted, key), list(key), join_type="inner")
+
+
+def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The keys alone, as SQL compares them: 0.0 is -0.0, and NaN is NaN. Arrow joins and groups by their bits."""
+    keys = rows.select(list(key))
+    for number, one in enumerate(keys.schema):
+        if pa.types.is_floating(one.type):
+            values = pc.add(keys[one.name], pa.scalar(0.0, one.type))
+            keys = keys.set_column(number, one, pc.if_else(pc.is_nan(values), pa.scalar(math.nan, one.type), values))
+    return keys
 
 
 def quoted(name: str) -> str:
