@@ -262,6 +262,18 @@ def test_values_that_complete_one_another_are_both_bad() -> None:
         ("decimal(5,2)", "1e2", Decimal("100.00")),
         ("decimal(5,2)", '"1,5"', Reason.BAD_TEXT),
         ("decimal(5,2)", "true", Reason.WRONG_TYPE),
+        # Arrow alone ends the process, or takes it for zero.
+        ("decimal(12,2)", "1e-10000000", Reason.OUT_OF_RANGE),
+        ("decimal(12,2)", '"1e-10000000"', Reason.OUT_OF_RANGE),
+        ("decimal(12,2)", '"1\\u0065-10000000"', Reason.OUT_OF_RANGE),
+        ("decimal(12,2)", '"\\u002b.1e\\u002D41"', Reason.OUT_OF_RANGE),
+        ("decimal(12,2)", "1e-41", Reason.OUT_OF_RANGE),
+        ("decimal(12,2)", '"1e-41"', Reason.OUT_OF_RANGE),
+        ("decimal(38,0)", "1e-39", Reason.OUT_OF_RANGE),
+        ("decimal(12,2)", "0e-10000000", Decimal("0.00")),
+        ("decimal(12,2)", "0." + "0" * 29 + "1e-9", Reason.OUT_OF_RANGE),
+        ("array<struct<d: decimal(12,2)>>", '[{"d":1},{"d":1e-10000000}]', Reason.OUT_OF_RANGE),
+        ("map<string,decimal(12,2)>", '{"d":1e-10000000}', Reason.OUT_OF_RANGE),
         ("decimal(38,38)", "7", Reason.OUT_OF_RANGE),  # Arrow alone makes it 0.194...
         (
             "decimal(38,20)",

@@ -5,6 +5,7 @@ record at a time, and this module only ever agrees with them. Where Arrow's read
 
 - NaN, Infinity and numbers too large for float32 come out as such, numbers too small for a float as zero
 - an absent field is null; a number may have any length; a decimal too large for its type may come out as another
+- a decimal with an exponent far below its scale comes out as zero, or ends the process: the exponent indexes a table
 - UTF-8 is not checked; a NUL byte ends the input
 - two objects in one value are two rows, and ``null`` as the first record ends the process
 
@@ -16,6 +17,7 @@ Owns: the fast way. Must not know: why a record is refused. Its neighbour is ``j
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,6 +46,9 @@ _FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date(1, 1, 2)
 _DAY_MICROS = 86_400_000_000
 _FLOATS = (Scalar.FLOAT, Scalar.DOUBLE)
 _TINY = r"[eE]-|0{30}"  # in every number that is not zero and becomes a zero
+# What may spell a decimal of so many digits after the point that Arrow's table of powers, of 38, ends before them: a
+# long fraction, a negative exponent of two digits, or anything of it behind an escape.
+_FAR_DECIMAL = r'\.[0-9]{29}|["\[:,\s][+-]?[0-9.]+[eE]-[0-9]{2}|\\u00[2-6]'
 # A number too long, after every character that a number can have was made a 0 and every other one a space.
 _NUMERIC = bytes(ord("0") if chr(byte) in "0123456789.eE+-" else ord(" ") for byte in range(256))
 _LONG_NUMBER = b"0" * (NUMBER_DIGITS_MAX + 1)
@@ -91,6 +96,7 @@ class Columns:
         self._refuse_nul = refuse_nul
         self._schema = pa.schema(arrow_fields(schema.fields))
         self._names = _count_names(schema.fields)
+        self._has_decimal = any(_holds(field.type, Decimal) for field in schema)
         self._parse_options = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema([(f.name, _as_read(f.type)) for f in schema]),
             unexpected_field_behavior="error",
@@ -99,12 +105,14 @@ class Columns:
     @staticmethod
     def can_read(schema: Schema) -> bool:
         """Whether Arrow's reader knows all these types. It has no maps."""
-        return not any(_has_map(field.type) for field in schema)
+        return not any(_holds(field.type, Map) for field in schema)
 
     def unsafe(self, values: pa.Array) -> set[int]:
         """The rows that ``parse`` must not be given."""
         enclosed = pc.and_(pc.starts_with(values, b"{"), pc.ends_with(values, b"}"))
         rows = _where(pc.invert(enclosed))
+        if self._has_decimal:
+            rows |= _where(pc.match_substring_regex(values, _FAR_DECIMAL))
         # One look at all the bytes; only if that finds something, at each value.
         data = _all_bytes(values)
         long = pc.max(pc.binary_length(values)).as_py() > NUMBER_DIGITS_MAX and _may_hold_long_number(data)
@@ -176,12 +184,13 @@ def _count_names(fields: tuple[Field, ...]) -> int:
     return sum(1 + (_count_names(f.type.fields) if isinstance(f.type, Struct) else 0) for f in fields)
 
 
-def _has_map(type: Type) -> bool:
+def _holds(type: Type, kind: builtins.type[Decimal | Map]) -> bool:
+    """Whether a type is of this kind, or has one inside."""
     if isinstance(type, Array):
-        return _has_map(type.element)
+        return _holds(type.element, kind)
     if isinstance(type, Struct):
-        return any(_has_map(field.type) for field in type.fields)
-    return isinstance(type, Map)
+        return any(_holds(field.type, kind) for field in type.fields)
+    return isinstance(type, kind)
 
 
 def _settled_field(array: pa.Array, declared: Field, doubts: _Doubts, parents: pa.Array | None = None) -> pa.Array:
