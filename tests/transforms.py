@@ -19,3 +19,14 @@ def with_a_header(rows: pa.RecordBatch) -> pa.RecordBatch:
     both = zip(rows.column(at).to_pylist(), rows.column("cents").to_pylist(), strict=True)
     headers = [[*(kept or ()), {"key": "cents", "value": b"%d" % cents}] for kept, cents in both]
     return rows.set_column(at, "_kafka_headers", pa.array(headers, rows.column(at).type))
+
+
+def unchanged(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
+
+
+def raising(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Fails for every record."""
+    if rows.num_rows:
+        raise ZeroDivisionError("no record is good enough")
+    return rows

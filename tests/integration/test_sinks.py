@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from _pytest.mark import ParameterSet
-from tests.fix_sinks import Bench, record
+from tests.fix_sinks import Bench, batch, record
 
 from avow.engines import task
 from avow.engines.redrive import Redriven, redrive
 from avow.engines.task import REFUSED
-from avow.errors import PositionMoved, ProtocolViolation, Superseded
+from avow.errors import PositionMoved, ProtocolViolation, Superseded, TooManyDeadLetters
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
-from avow.settings import Mode
-from avow.sinks import SINKS, dead_letters
+from avow.settings import Mode, Pipeline
+from avow.settings.tree import DeadLetters
+from avow.sinks import SINKS, dead_letters, task_sink
 from avow.sinks.base import GLIMPSE_BYTES, CommittingSink, Selection
 
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
@@ -185,6 +187,92 @@ def test_the_fingerprint_of_the_last_record_is_kept(b: Bench) -> None:
     assert first.last is not None
     assert first.last.offset == 1
     assert first.topic_id == "id"
+
+
+def strict(pipeline: Pipeline) -> Pipeline:
+    """The pipeline, with a share of bad records that stops it."""
+    return pipeline.model_copy(update={"dead_letters": DeadLetters(max_share=0.001)})
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_nothing_is_claimed_when_too_many_records_are_bad(b: Bench, guarantee: str) -> None:
+    """Also not in the healthy partition, where both are in the same acts; and not under at-most-once."""
+    with b.run(strict(b.pipeline(guarantee))) as run:
+        with pytest.raises(TooManyDeadLetters, match="2 of 3 records") as stopped:
+            run.deliver({0: [b"{", record(1), b"{"]})
+        assert "Nothing of this range was claimed" in stopped.value.advice
+        assert (run.position(), run.counts()) == (0, Counts())
+        with pytest.raises(TooManyDeadLetters):
+            run.deliver({1: [record(10)], 0: [b"{", record(1), b"{"]}, starts={0: 0, 1: 0})
+        healthy = run.counts().written
+    with b.run(b.pipeline(guarantee)) as run:
+        run.deliver({0: [b"{", record(1), b"{"], 1: [record(10)]}, starts={0: 0, 1: 0})
+        assert run.counts() == Counts(4, 2, 2, 0)
+    assert healthy in (0, 1)
+    assert set(b.ids()) == {1, 10}
+    assert len(b.ids()) == 2 or (b.kind, guarantee) == ("kafka", "at-least-once")
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("kind", kinds("append"))
+def test_nothing_is_claimed_when_the_transform_fails(bench: Make, kind: str, guarantee: str) -> None:
+    b = bench(kind)
+    transform = '[transform]\npython = "tests.transforms:%s"'
+    with b.run(b.pipeline(guarantee, more=transform % "raising")) as run:
+        with pytest.raises(ZeroDivisionError):
+            run.deliver({0: [record(1), record(2)]})
+        assert (run.position(), run.counts()) == (0, Counts())
+    with b.run(b.pipeline(guarantee, more=transform % "unchanged")) as run:
+        run.deliver({0: [record(1), record(2)]})
+    assert b.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_too_many_that_only_the_sink_refuses_under_at_most_once(bench: Make, joined: bool) -> None:
+    """The claim was made before the sink could say so. Nothing is lost for it, and what is said is true."""
+    b = bench("postgres", joined=joined)
+    with b.run(strict(b.pipeline("at-most-once"))) as run:
+        b.refuse("id < 0")
+        with pytest.raises(TooManyDeadLetters, match="2 of 3 records") as stopped:
+            run.deliver({0: [record(1), record(-1), record(-2)], 1: [record(10)]})
+        assert "This range was claimed" in stopped.value.advice
+        assert run.position() == 3
+        run.deliver({1: [record(10)]}, starts={1: 0})
+        assert run.counts() == Counts(4, 2, 2, 0)
+    assert b.ids() == [1, 10]
+    assert b.letters() == [(0, 1, REFUSED), (0, 2, REFUSED)]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_dead_letters_go_to_the_sink_in_pieces(b: Bench, guarantee: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "LETTER_BYTES", 100)
+    with b.run(b.pipeline(guarantee)) as run:
+        run.deliver({0: [*[b"{" + b"x" * 60] * 9, record(1)]})
+        assert run.counts() == Counts(10, 1, 9, 0)
+    assert b.ids() == [1]
+    assert [offset for _, offset, _ in b.letters()] == [*range(9)]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_range_of_bad_records_is_not_read_to_its_end(bench: Make, guarantee: str) -> None:
+    b = bench("postgres")
+    pipeline = strict(b.pipeline(guarantee))
+    planned = OffsetRange("records", 0, 0, 1_000_000)
+    taken = 0
+
+    def read(_: OffsetRange) -> Iterator[pa.RecordBatch]:
+        nonlocal taken
+        for start in range(0, len(planned), 500):
+            taken += 1
+            yield batch([b"{"] * 500, 0, start, [None] * 500)
+
+    with b.run(pipeline) as run:
+        work = task.Work(pipeline, run.number, 0, {})
+        with pytest.raises(TooManyDeadLetters, match="1500 of 1500 records"):  # of a million, 1,000 may be
+            task.deliver(task.decoded(read, pipeline), planned, work, task_sink(pipeline, run.number, b""))
+        assert run.position() == 0
+    assert taken < 10
+    assert b.letters() == []
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

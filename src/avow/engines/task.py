@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from queue import Empty, Queue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,9 @@ SHARE_COUNTS_FROM = 1_000
 
 # The reason of a record that was decoded and that only the sink refused.
 REFUSED = "refused-by-sink"
+
+# Dead letters are handed to the sink when so many bytes of them wait, and not all at the end of a range.
+LETTER_BYTES = 16 * 1024 * 1024
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -78,19 +81,48 @@ class Prepared:
 
 
 @dataclass(slots=True)
+class _Dead:
+    """The dead letters of a range, as far as its share needs them: how many, why, and which was the first."""
+
+    count: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    first: DeadLetter | None = None
+
+    def add(self, letters: Sequence[DeadLetter]) -> None:
+        self.count += len(letters)
+        self.reasons.update(letter.reason for letter in letters)
+        self.first = self.first or next(iter(letters), None)
+
+    def check(self, todo: OffsetRange, read: int, share: float, *, ended: bool, advice: str = "") -> None:
+        """Stop if more records of the range are bad than the share allows. Before the range has ended, only if the
+        rest of it cannot change that: it has no more records than offsets."""
+        if self.count <= share * max(read if ended else len(todo), SHARE_COUNTS_FROM):
+            return
+        assert self.first is not None
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common(3))
+        raise TooManyDeadLetters(
+            f"dead-letters: {self.count} of {read} records of {todo} are bad ({reasons}), more than "
+            f"dead_letters.max_share = {share:g} allows. The first, at offset {self.first.offset}: "
+            f"{self.first.reason}: {self.first.detail}",
+            advice=advice
+            or "Nothing of this range was claimed. Fix decode.schema or the producer, or raise dead_letters.max_share, "
+            "and start again.",
+        )
+
+
+@dataclass(slots=True)
 class _Outcome:
     """What a write has come to so far."""
 
     read: int = 0
-    dead: int = 0
     written: int = 0
     skipped: int = 0
     last: Fingerprint | None = None
-    letters: list[DeadLetter] = field(default_factory=list)
+    dead: _Dead = field(default_factory=_Dead)
 
     @property
     def counts(self) -> Counts:
-        return Counts(self.read, self.written, self.dead, self.skipped)
+        return Counts(self.read, self.written, self.dead.count, self.skipped)
 
 
 # The visible records of a range, as Arrow batches.
@@ -109,11 +141,26 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
         return Report(planned, outcome.counts, time.monotonic() - started, staged)
     acting = sink
 
-    def write(todo: Sequence[OffsetRange]) -> list[_Outcome]:
-        return [_write(prepare(one), one, work, acting) for one in todo]
+    def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> Writing:
+        (one,) = todo
+        parts = _held(prepare(one), one, work.pipeline) if claim_first else prepare(one)
+        return lambda: [_write(parts, one, work, acting, claimed=claim_first)]
 
-    ((done, outcome),) = _acts([planned], write, work, acting)
+    ((done, outcome),) = _acts([planned], ready, work, acting)
     return Report(done, outcome.counts, time.monotonic() - started)
+
+
+def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: Pipeline) -> Iterator[Prepared]:
+    """All of a range, read, decoded and transformed, with its share of dead letters judged: whatever of this fails, and
+    whatever stops the run, does so before the claim."""
+    dead, parts, read = _Dead(), [], 0
+    for part in prepared:
+        parts.append(part)
+        read += len(part.offsets)
+        dead.add(part.letters)
+        dead.check(todo, read, pipeline.dead_letters.max_share, ended=False)
+    dead.check(todo, read, pipeline.dead_letters.max_share, ended=True)
+    return iter(parts)
 
 
 def can_join(pipeline: Pipeline) -> bool:
@@ -128,11 +175,12 @@ def deliver_joined(
     ``batches``: the visible records of each, if there are any. What became of each."""
     planned = list(batches)
 
-    def write(todo: Sequence[OffsetRange]) -> list[_Outcome]:
+    def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> Writing:
         rests = [_rest(batches[whole], one) for whole, one in zip(planned, todo, strict=True)]
-        return _write_joined(rests, todo, work, sink)
+        joined = _Joined(rests, todo, work)
+        return lambda: joined.write(sink, claimed=claim_first)
 
-    done = _acts(planned, write, work, sink)
+    done = _acts(planned, ready, work, sink)
     return {one: outcome.counts for one, (_, outcome) in zip(planned, done, strict=True)}
 
 
@@ -142,14 +190,22 @@ def _rest(batch: pa.RecordBatch | None, todo: OffsetRange) -> pa.RecordBatch:
     return batch.slice(int(np.searchsorted(numbers(batch.column("offset")), todo.start)))
 
 
+# Writes what is ready of some ranges, and says what became of each.
+Writing = Callable[[], list[_Outcome]]
+
+
+class _Readying(Protocol):
+    def __call__(self, todo: Sequence[OffsetRange], *, claim_first: bool) -> Writing:
+        """Make these ranges ready to be written. With ``claim_first`` nothing may be left that can fail but the sink:
+        what is claimed and then not written is lost."""
+
+
 def _acts(
-    planned: Sequence[OffsetRange],
-    write: Callable[[Sequence[OffsetRange]], list[_Outcome]],
-    work: Work,
-    sink: TaskSink,
+    planned: Sequence[OffsetRange], ready: _Readying, work: Work, sink: TaskSink
 ) -> list[tuple[OffsetRange, _Outcome]]:
     """The guarantee's acts over these ranges. What of each was left to do, and what became of that."""
     todo: list[OffsetRange] | None = None
+    write: Writing | None = None
     claimed = False
     outcomes = [_Outcome() for _ in planned]
     places = [TopicPartition(one.topic, one.partition) for one in planned]
@@ -162,8 +218,10 @@ def _acts(
                 todo = [ledger.judge(entry.position, one) for entry, one in zip(entries, planned, strict=True)]
                 if not any(todo):
                     break  # a replay: the act is empty, and there is nothing to write
+                write = ready(todo, claim_first=Act.WRITE not in step)
             if Act.WRITE in step:
-                outcomes = write(todo)
+                assert write is not None
+                outcomes = write()
             if Act.CLAIM in step:
                 sink.claim(
                     [
@@ -180,7 +238,18 @@ def _acts(
                         sink.tally(one, outcome.counts, outcome.last)
         failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
     assert todo is not None
+    if claimed and not work.pipeline.guarantee.atomic:
+        # Only the sink can have refused so many after the claim. To roll them back would have lost them.
+        for one, outcome in zip(todo, outcomes, strict=True):
+            share = work.pipeline.dead_letters.max_share
+            outcome.dead.check(one, outcome.read, share, ended=True, advice=_CLAIMED)
     return list(zip(todo, outcomes, strict=True))
+
+
+_CLAIMED = (
+    "This range was claimed, and its good records are written. The bad ones are dead letters: fix the table or the "
+    "schema, then run avow dead-letters redrive. Or raise dead_letters.max_share. Then start again."
+)
 
 
 def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> None:
@@ -199,82 +268,93 @@ def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> N
         failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
 
 
-def _write(prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: Writer) -> _Outcome:
-    """Write every record of ``todo``; bury what cannot be taken."""
+def _write(
+    prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: Writer, *, claimed: bool = False
+) -> _Outcome:
+    """Write every record of ``todo``; bury what cannot be taken. ``claimed``: it is no longer possible to stop before
+    the claim."""
     pipeline = work.pipeline
     offset_column = pipeline.sink.lineage[2]
     outcome = _Outcome()
+    waiting: list[DeadLetter] = []
+    bytes_waiting = 0
+
+    def bury(letters: list[DeadLetter], *, ended: bool) -> None:
+        nonlocal waiting, bytes_waiting
+        outcome.dead.add(letters)
+        if not claimed:
+            outcome.dead.check(todo, outcome.read, pipeline.dead_letters.max_share, ended=ended)
+        waiting += letters
+        bytes_waiting += sum(len(letter.value or b"") + len(letter.key or b"") for letter in letters)
+        if ended or bytes_waiting >= LETTER_BYTES:
+            sink.bury(waiting)
+            waiting, bytes_waiting = [], 0
+
     for part in prepared:
         refused = sink.write(Rows(sabotaged(part.rows.rows, offset_column), part.rows.deletes)).refused
         offsets = part.rows.rows.column(offset_column)
         bad = {offsets[row].as_py(): why for row, why in refused.items()}
-        part.letters.extend(_refused_letters(bad, part.source, todo, pipeline))
         outcome.read += len(part.offsets)
-        outcome.dead += len(part.letters)
         records = len(offsets) if pipeline.transform is None else pc.count_distinct(offsets).as_py()
         outcome.written += records - len(bad) + part.rows.deletes.num_rows
         outcome.skipped += part.skipped
-        outcome.letters += part.letters
         outcome.last = part.last or outcome.last
+        bury(part.letters + _refused_letters(bad, part.source, todo, pipeline), ended=False)
         failpoint("mid-write", work.batch)
     applied = sink.finish(todo)
     late = _refused_letters(applied.refused, None, todo, pipeline)
-    outcome.letters += late
-    outcome.dead += len(late)
     outcome.written -= applied.skipped + len(late)
     outcome.skipped += applied.skipped
+    bury(late, ended=True)
     if pipeline.transform is not None:
-        outcome.skipped = outcome.read - outcome.dead - outcome.written  # what the transform left out
-    _check_share(outcome, todo, pipeline.dead_letters.max_share)
-    sink.bury(outcome.letters)
+        outcome.skipped = outcome.read - outcome.dead.count - outcome.written  # what the transform left out
     return outcome
 
 
-def _write_joined(
-    batches: Sequence[pa.RecordBatch], todo: Sequence[OffsetRange], work: Work, sink: Writer
-) -> list[_Outcome]:
-    """Write the records of several ranges, decoded and put into the sink as one; bury what cannot be taken."""
-    pipeline = work.pipeline
-    for batch, one in zip(batches, todo, strict=True):
-        if batch.num_rows:
-            check_batch(batch, one, one.start)
-    whole = pa.concat_batches(batches)
-    ends = np.cumsum([batch.num_rows for batch in batches])
-    found = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres").decode(whole)
-    rows = _with_lineage(found.rows, whole, found.kept, pipeline)
-    deletes = _with_lineage(found.deletes, whole, found.deleted, pipeline)
-    refused = sink.write(Rows(sabotaged(rows, pipeline.sink.lineage[2]), deletes)).refused if whole.num_rows else {}
-    letters = {dead.index: _letter(whole, dead.index, dead.reason, dead.detail) for dead in found.dead}
-    for row, why in refused.items():
-        index = found.kept[row].as_py()
-        letters[index] = _letter(whole, index, REFUSED, why)
-    taken = np.searchsorted(numbers(found.kept), ends) + np.searchsorted(numbers(found.deleted), ends)
-    gone = np.searchsorted(sorted(found.kept[row].as_py() for row in refused), ends)
-    outcomes = []
-    for batch, one, end, written in zip(batches, todo, ends, np.diff(taken - gone, prepend=0), strict=True):
-        count = batch.num_rows
-        mine = [letters[index] for index in sorted(letters) if end - count <= index < end]
-        last = last_fingerprint(batch) if count else None
-        outcome = _Outcome(count, len(mine), int(written), count - len(mine) - int(written), last, mine)
-        _check_share(outcome, one, pipeline.dead_letters.max_share)
-        outcomes.append(outcome)
-    failpoint("mid-write", work.batch)
-    sink.bury([letter for outcome in outcomes for letter in outcome.letters])
-    return outcomes
+class _Joined:
+    """The records of several ranges, decoded as one, with the share of each judged; then put into the sink as one."""
 
+    def __init__(self, batches: Sequence[pa.RecordBatch], todo: Sequence[OffsetRange], work: Work) -> None:
+        self._batches, self._todo, self._work = batches, todo, work
+        for batch, one in zip(batches, todo, strict=True):
+            if batch.num_rows:
+                check_batch(batch, one, one.start)
+        self._whole = pa.concat_batches(batches)
+        pipeline = work.pipeline
+        self._found = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres").decode(self._whole)
+        self._letters = {d.index: _letter(self._whole, d.index, d.reason, d.detail) for d in self._found.dead}
+        self._outcomes({}, judged=True)
 
-def _check_share(outcome: _Outcome, todo: OffsetRange, max_share: float) -> None:
-    if outcome.dead <= max_share * max(outcome.read, SHARE_COUNTS_FROM):
-        return
-    reasons = Counter(letter.reason for letter in outcome.letters).most_common(3)
-    first = outcome.letters[0]
-    raise TooManyDeadLetters(
-        f"dead-letters: {outcome.dead} of {outcome.read} records of {todo} are bad "
-        f"({', '.join(f'{reason} {count}' for reason, count in reasons)}), more than dead_letters.max_share = "
-        f"{max_share:g} allows. The first, at offset {first.offset}: {first.reason}: {first.detail}",
-        advice="Nothing of this range was written or claimed. Mend decode.schema or the producer, or raise "
-        "dead_letters.max_share, and start again.",
-    )
+    def write(self, sink: Writer, *, claimed: bool) -> list[_Outcome]:
+        pipeline, whole, found = self._work.pipeline, self._whole, self._found
+        rows = _with_lineage(found.rows, whole, found.kept, pipeline)
+        deletes = _with_lineage(found.deletes, whole, found.deleted, pipeline)
+        refused = sink.write(Rows(sabotaged(rows, pipeline.sink.lineage[2]), deletes)).refused if whole.num_rows else {}
+        places = {found.kept[row].as_py(): why for row, why in refused.items()}
+        late = {index: _letter(whole, index, REFUSED, why) for index, why in places.items()}
+        outcomes = self._outcomes(late, judged=not claimed)
+        failpoint("mid-write", self._work.batch)
+        letters = self._letters | late
+        sink.bury([letters[index] for index in sorted(letters)])
+        return outcomes
+
+    def _outcomes(self, late: Mapping[int, DeadLetter], *, judged: bool) -> list[_Outcome]:
+        """What becomes of each range if the sink refuses these."""
+        found, letters = self._found, {**self._letters, **late}
+        ends = np.cumsum([batch.num_rows for batch in self._batches])
+        taken = np.searchsorted(numbers(found.kept), ends) + np.searchsorted(numbers(found.deleted), ends)
+        taken -= np.searchsorted(sorted(late), ends)
+        outcomes = []
+        for batch, one, end, taken_here in zip(self._batches, self._todo, ends, np.diff(taken, prepend=0), strict=True):
+            count, written = batch.num_rows, int(taken_here)
+            mine = [letters[index] for index in sorted(letters) if end - count <= index < end]
+            last = last_fingerprint(batch) if count else None
+            outcome = _Outcome(count, written, count - len(mine) - written, last)
+            outcome.dead.add(mine)
+            if judged:
+                outcome.dead.check(one, count, self._work.pipeline.dead_letters.max_share, ended=True)
+            outcomes.append(outcome)
+        return outcomes
 
 
 def decode_batch(batch: pa.RecordBatch, pipeline: Pipeline) -> Prepared:
