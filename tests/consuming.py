@@ -49,6 +49,11 @@ class Handler:
             os.kill(os.getpid(), signal.SIGKILL if self._harm.startswith("die") else signal.SIGSTOP)
 
 
+def ask_to_stop(_: Record) -> None:
+    """A handler that sends its own process SIGTERM."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def handled(lines: Path) -> list[tuple[int, int]]:
     """Partition and offset of every line, in their order."""
     if not lines.exists():

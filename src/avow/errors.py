@@ -14,6 +14,7 @@
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
     │   └── Superseded        exit 13  a newer run owns the pipeline
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
+    ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
     └── ProtocolViolation     exit 70  our bug: going on would break the promise
 
 A message says what happened; ``advice`` says what the reader can do next.
@@ -96,6 +97,12 @@ class HandlerFailed(AvowError):
     """A consumer's handler failed as often as it may, and a failure is to stop it."""
 
     exit_code = 18
+
+
+class NotDrained(AvowError):
+    """A run that was to drain was stopped before it had. Nothing failed; some records are not delivered yet."""
+
+    exit_code = 19
 
 
 class ProtocolViolation(AvowError):

@@ -433,12 +433,17 @@ def test_the_command(group: Callable[..., Group]) -> None:
     assert json.loads(err.splitlines()[-1]) == {"handled": 6, "dead_letters": 0, "retried": 0}
     assert g.committed() == {0: 10}
 
-    g.produce(1)
+    g.produce(3)
+    early = avow_consume(g, "--once", "--per", "record", "--handler", "tests.consuming:ask_to_stop")
+    _, err = early.communicate(timeout=60)
+    assert early.returncode == 19, err
+    assert g.committed() == {0: 11}
+
     failing = avow_consume(g, "--handler", "builtins:int", "--retries", "0", "--once")
     _, err = failing.communicate(timeout=60)
     assert failing.returncode == 18, err
     assert "TypeError" in err
-    assert g.committed() == {0: 10}
+    assert g.committed() == {0: 11}
     wrong = avow_consume(g, "--handler", "tests.consuming:nothing")
     _, err = wrong.communicate(timeout=60)
     assert wrong.returncode == 2

@@ -31,7 +31,7 @@ from avow import sinks
 from avow.engines import consumer, driver, spark
 from avow.engines.failpoints import VARIABLE
 from avow.engines.progress import Observer, Progress
-from avow.errors import ConfigError, Superseded, TopicRecreated
+from avow.errors import ConfigError, NotDrained, Superseded, TopicRecreated
 from avow.kafka import metadata
 from avow.kafka.log import TopicPartition
 from avow.local.cluster import Cluster
@@ -484,3 +484,33 @@ def test_a_transform_that_gives_no_batch_is_refused(scenario: Make) -> None:
     with pytest.raises(ConfigError, match="gave a int"):
         s.drain(path, "consumer")
     assert isinstance(len(pa.RecordBatch.from_pylist([])), int)
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_once_that_is_stopped_early_is_not_drained(scenario: Make, engine: str) -> None:
+    s = scenario(partitions=1)
+    s.produce(payment(n) for n in range(300))
+    pipeline = s.load(s.file(batch="max_records = 100"), engine)
+    # Stopped as by SIGTERM, as soon as it has begun: one batch may still come of it.
+    observer = Observer(event=lambda _: running.stop())
+    running: consumer.Run | spark.Run = (
+        consumer.Run(pipeline, once=True, observer=observer)
+        if engine == "consumer"
+        else spark.Run(pipeline, lambda _: session_spark(pipeline), once=True, observer=observer)
+    )
+    with pytest.raises(NotDrained, match="before it had drained"):
+        running.execute()
+    assert len(s.ids()) < 300
+
+
+def test_the_command_says_that_it_was_stopped_before_it_had_drained(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    s.produce(payment(n) for n in range(300))
+    child = s.start(s.file(batch="max_records = 100"), "--once", *CONSUMER)
+    assert child.stderr
+    assert child.stderr.readline(), "it says what it does"
+    child.send_signal(signal.SIGTERM)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 19, said
+    assert "before it had drained" in said
+    assert 'event="drained"' not in said

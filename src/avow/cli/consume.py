@@ -18,7 +18,7 @@ from avow.cli.kafka import given_settings, settings_option, source_of
 from avow.cli.local import folder_option
 from avow.cli.run import stop_on_signals
 from avow.clients.terms import checked, explain
-from avow.errors import ConfigError
+from avow.errors import ConfigError, NotDrained
 from avow.guarantee import Guarantee
 from avow.settings import revealed
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog="Exit codes: 0 done or stopped · 1 failed · 2 refused · 4 Kafka · 5 the database or the dead letters · "
-    "11 log-truncated · 12 retention-loss · 13 superseded · 18 the handler failed · 70 a bug of ours"
+    "11 log-truncated · 12 retention-loss · 13 superseded · 18 the handler failed · "
+    "19 --once was stopped before the end · 70 a bug of ours"
 )
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--group", default="avow-consume", show_default=True, help="Whose positions these are.")
@@ -140,6 +141,11 @@ def consume(
     if not as_json:
         for where, position in sorted(positions.items()):
             console.print(f"  {where} at {position}")
+    if once and not consumer.finished:
+        raise NotDrained(
+            f"group {group} was stopped before it had handled all records that were there when it started",
+            advice="Nothing failed. Run it again: it continues from the group's positions.",
+        )
 
 
 def _function(name: str) -> Callable[..., object]:

@@ -107,10 +107,11 @@ def _flat(told: Progress) -> dict[str, object]:
 
 @click.command(
     epilog="Exit codes: 0 drained or stopped · 1 failed · 2 refused · 4 Kafka · 5 the sink · 10 topic-recreated · "
-    "11 log-truncated · 12 retention-loss · 13 superseded · 14 dead-letters · 70 a bug of ours"
+    "11 log-truncated · 12 retention-loss · 13 superseded · 14 dead-letters · "
+    "19 --once was stopped before it had drained · 70 a bug of ours"
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--once", is_flag=True, help="Drain to the end offsets seen at the start, then exit 0.")
+@click.option("--once", is_flag=True, help="Drain to the end offsets of the start, then exit 0; if stopped first, 19.")
 @click.option("--engine", type=click.Choice(["spark", "consumer"]), help="In place of the file's.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
 def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:

@@ -116,6 +116,7 @@ class Consumer:
         }
         self._pipeline = _pipeline(group, self.terms, source, database, dead_letters)
         self._once = once
+        self.finished = False  # it has done what once or limit ask for; not if it was stopped before
         self._limit = limit
         self._event = on_event
         self._stop = threading.Event()
@@ -236,6 +237,7 @@ class Consumer:
                 if self._limit is not None:
                     most = min(most, self._limit - self.totals.handled - self.totals.dead)
                 if most <= 0 or opened.drained():
+                    self.finished = True
                     self._stop.set()
                     return
                 opened.keeping.due(unit_done=False)

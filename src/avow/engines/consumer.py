@@ -41,7 +41,7 @@ from confluent_kafka import KafkaError, KafkaException
 from avow import sinks
 from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import Driver, attempts
+from avow.engines.driver import Driver, attempts, not_drained
 from avow.engines.progress import Observer
 from avow.engines.task import Reading, Report, Work, can_join, decoded, deliver, deliver_joined
 from avow.errors import SourceError, Superseded, first_line
@@ -87,7 +87,8 @@ class Run:
         self._stop.set()
 
     def execute(self) -> None:
-        """Run until drained, stopped, or ended by a named stop."""
+        """Run until drained, stopped, or ended by a named stop. Stopped before it has drained, ``once`` raises
+        ``NotDrained``."""
         os.environ[failpoints.DRIVER] = str(os.getpid())
         pipeline = self._pipeline
         columns = sink_columns(pipeline)
@@ -102,7 +103,8 @@ class Run:
             return _Attempt(pipeline, columns, known, ends, self._stop, self._observer)
 
         # Whatever a sink's client raises in a task, as on Spark: what does not pass is bounded by the attempts.
-        attempts(make, self._stop, self._observer, (Exception,))
+        if not attempts(make, self._stop, self._observer, (Exception,)) and self._once:
+            raise not_drained(pipeline)
 
 
 @dataclass(slots=True)
@@ -153,7 +155,7 @@ class _Attempt:
         self._consumer.close()
         self.driver.close()
 
-    def execute(self) -> None:
+    def execute(self) -> bool:
         self.driver.prepare(self._columns)
         while not self._stop.is_set():
             self._subscribe()
@@ -164,7 +166,8 @@ class _Attempt:
             self.driver.tell()
             self.driver.keep()
             if self._ends is not None and self._drained(self._ends):
-                return
+                return True
+        return False
 
     # Membership
 

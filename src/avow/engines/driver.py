@@ -32,6 +32,7 @@ from avow.errors import (
     AvowError,
     ConfigError,
     LogTruncated,
+    NotDrained,
     ProtocolViolation,
     RetentionLoss,
     SinkError,
@@ -72,7 +73,8 @@ class Attempt(Protocol):
 
     driver: Driver
 
-    def execute(self) -> None: ...
+    def execute(self) -> bool:
+        """Whether it ended by itself, with everything drained; not if it was stopped."""
 
     def close(self) -> None: ...
 
@@ -83,9 +85,9 @@ def attempts(
     observer: Observer,
     passing: tuple[type[Exception], ...],
     look: Callable[[Exception], None] = lambda _: None,
-) -> None:
-    """Try until it is done, stopped, or hopeless. ``look`` may find that a failure of the ``passing`` kinds will not
-    pass, and raise."""
+) -> bool:
+    """Try until it is done (True), stopped (False), or hopeless. ``look`` may find that a failure of the ``passing``
+    kinds will not pass, and raise."""
     failures = 0
     while not stop.is_set():
         progressed = False
@@ -93,8 +95,7 @@ def attempts(
             # Opening one may fail as well: the database that ended the last attempt may not be back yet.
             attempt = make()
             try:
-                attempt.execute()
-                return
+                return attempt.execute()
             finally:
                 progressed = attempt.driver.batches > 0
                 attempt.close()
@@ -108,6 +109,15 @@ def attempts(
             pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
             observer.event(f"failed ({first_line(error)}); trying again from the ledger in {pause:g} s")
             stop.wait(pause)
+    return False
+
+
+def not_drained(pipeline: Pipeline) -> NotDrained:
+    return NotDrained(
+        f"pipeline {pipeline.name} was stopped before it had drained its topics: records are left that were there when "
+        "it started",
+        advice="Nothing failed. Run it again: it continues from the ledger.",
+    )
 
 
 def _last_word(error: Exception, failures: int) -> AvowError:

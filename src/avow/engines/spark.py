@@ -37,7 +37,7 @@ from avow import sinks
 from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, attempts
+from avow.engines.driver import STOPS, Driver, attempts, not_drained
 from avow.engines.progress import Observer
 from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
 from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
@@ -89,7 +89,8 @@ class Run:
         self._stop.set()
 
     def execute(self) -> None:
-        """Run until drained, stopped, or ended by a named stop."""
+        """Run until drained, stopped, or ended by a named stop. Stopped before it has drained, ``once`` raises
+        ``NotDrained``."""
         os.environ[failpoints.DRIVER] = str(os.getpid())
         pipeline = self._pipeline
         # What needs no JVM is asked before one starts: a wrong password or a missing topic is told at once.
@@ -107,9 +108,10 @@ class Run:
             columns = sink_fields(spark, pipeline)
             if store.prepare_table(columns[0], rest=columns[1]):
                 self._observer.event(f"made {pipeline.sink.target}")
-        self._attempts(spark, columns)
+        if not self._attempts(spark, columns) and self._once:
+            raise not_drained(pipeline)
 
-    def _attempts(self, spark: SparkSession, columns: Columns) -> None:
+    def _attempts(self, spark: SparkSession, columns: Columns) -> bool:
         def look(error: Exception) -> None:
             if has_ended(spark):
                 raise AvowError(
@@ -122,7 +124,7 @@ class Run:
         def make() -> _Attempt:
             return _Attempt(self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once)
 
-        attempts(make, self._stop, self._observer, (AvowError, PySparkException, Py4JError, OSError), look)
+        return attempts(make, self._stop, self._observer, (AvowError, PySparkException, Py4JError, OSError), look)
 
 
 def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> int:
@@ -168,7 +170,7 @@ class _Attempt:
         self.driver.close()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
-    def execute(self) -> None:
+    def execute(self) -> bool:
         self.driver.prepare(self._columns)
         self.driver.begin()
         self._query = self._start_query()
@@ -178,7 +180,7 @@ class _Attempt:
                 if self._batch_running.acquire(blocking=False):
                     try:
                         if self._stop.is_set():
-                            return
+                            return False
                         self.driver.keep()
                     finally:
                         self._batch_running.release()
@@ -188,6 +190,8 @@ class _Attempt:
                 raise
             if not isinstance(self._failure, _StopAsked):
                 raise self._failure from None
+            return False
+        return True
 
     def _start_query(self) -> StreamingQuery:
         source, batch = self._pipeline.source, self._pipeline.batch
