@@ -31,7 +31,7 @@ from avow import sinks
 from avow.engines import consumer, driver, spark
 from avow.engines.failpoints import VARIABLE
 from avow.engines.progress import Observer, Progress
-from avow.errors import ConfigError, NotDrained, Superseded, TopicRecreated
+from avow.errors import ConfigError, NotDrained, SinkError, Superseded, TopicRecreated
 from avow.kafka import metadata
 from avow.kafka.log import TopicPartition
 from avow.local.cluster import Cluster
@@ -514,3 +514,25 @@ def test_the_command_says_that_it_was_stopped_before_it_had_drained(scenario: Ma
     assert child.returncode == 19, said
     assert "before it had drained" in said
     assert 'event="drained"' not in said
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_a_failure_of_the_sink_ends_the_run_as_one(
+    scenario: Make, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Spark has it from a task, as text."""
+    monkeypatch.setattr(driver, "ATTEMPTS_WITHOUT_PROGRESS", 1)
+    s = scenario(partitions=1)
+    path = s.file()
+    s.produce([payment(0)])
+    s.drain(path, "consumer")
+    s.execute(
+        f"CREATE FUNCTION {s.table}_end() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END'"
+    )
+    s.execute(f'CREATE TRIGGER t BEFORE INSERT ON "{s.table}" FOR EACH ROW EXECUTE FUNCTION {s.table}_end()')
+    s.produce([payment(1)])
+    with pytest.raises(SinkError, match=r"gave up after 2 attempts without progress: .*terminat") as ended:
+        s.drain(path, engine)
+    assert ended.value.exit_code == 5
+    assert s.ids() == {0: 1}

@@ -15,15 +15,14 @@ Owns: the order of these steps. Must not know: how anything is judged, or how Sp
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Literal
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from avow.audit import spark, table
@@ -38,7 +37,7 @@ from avow.decode import arrow_type
 from avow.engines import sql
 from avow.engines.columns import sink_columns
 from avow.engines.task import Work
-from avow.errors import SinkError, SourceError
+from avow.errors import AvowError, SinkError, SourceError, trace, translated
 from avow.guarantee import Guarantee
 from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition
@@ -46,6 +45,7 @@ from avow.ledger import NOTHING, LogView, OffsetRange
 from avow.settings import REST_COLUMN, Kafka, Pipeline
 
 Tell = Callable[[str], None]
+LOGGER = logging.getLogger("avow.audit")  # traces: silent unless somebody listens
 
 
 def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = lambda _: None) -> Report:
@@ -58,17 +58,12 @@ def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = 
             return _Audit(pipeline, session, tell, reading, log).report()
     except (SourceError, SinkError) as error:
         return unknown(pipeline, str(error), error.advice)
-    except PySparkException as error:
-        return unknown(pipeline, f"Spark could not read it all: {_cause(error)}", "Audit again when that is mended.")
-
-
-def _cause(error: PySparkException) -> str:
-    """What happened, without the way there: after the last line of a task's traceback, or else the first line."""
-    lines = [line for line in str(error).split("JVM stacktrace:")[0].splitlines() if line.strip()]
-    if not any(line.startswith("Traceback") for line in lines):
-        return lines[0].strip()[:300] if lines else type(error).__name__
-    said = [*takewhile(lambda line: not line.startswith(" "), reversed(lines))]
-    return " ".join(reversed(said)).partition(": ")[2][:300]
+    except AvowError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an audit that could not finish has found nothing broken
+        LOGGER.debug("the audit failed\n%s", trace(error))
+        advice = "Audit again when the cause is fixed. --verbose shows the whole trace."
+        return unknown(pipeline, f"the audit could not read everything: {translated(error)}", advice)
 
 
 @dataclass(slots=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
-from avow.errors import AvowError
+from avow.errors import AvowError, trace
+
+LOGGER = logging.getLogger("avow.cli")
 
 # The commands, by what a person wants to do. Each is a module of this folder with a function of that name;
 # it is imported when it is used, so that `avow status` does not wait for what only `avow run` needs.
@@ -76,11 +80,28 @@ class Avow(click.Group):
 
 def fail(error: AvowError) -> NoReturn:
     """Show an error and end with its exit code."""
+    LOGGER.debug("%s", trace(error))
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {plain(str(error))}")
     if error.advice:
         console.print(f"[bold]what to do:[/] {plain(error.advice)}")
     sys.exit(error.exit_code)
+
+
+def verbose_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    def listen(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            logger = logging.getLogger("avow")
+            logger.addHandler(logging.StreamHandler())
+            logger.setLevel(logging.DEBUG)
+
+    return click.option(
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=listen,
+        help="Print the whole trace of every failure to standard error.",
+    )(command)
 
 
 def plain(text: str) -> str:

@@ -6,6 +6,9 @@ Owns: the report's looks. Must not know: how anything is judged; ``avow.audit`` 
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from avow.audit.findings import SPANS_MAX, Finding, permits
-from avow.cli import plain
+from avow.cli import plain, verbose_option
+from avow.errors import ConfigError
 from avow.plan import load_checked
 
 if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for
@@ -26,6 +30,7 @@ if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait 
 
 COLOURS = {"held": "bold green", "broken": "bold red", "unknown": "bold yellow"}
 SHOWN = 10
+SAY_EVERY_S = 10.0
 
 
 @click.command(
@@ -45,6 +50,7 @@ SHOWN = 10
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the report in this folder, where the dashboard finds it with --evidence.",
 )
+@verbose_option
 def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     """Compare a pipeline's topics with its table, dead letters and ledger, offset by offset.
 
@@ -61,7 +67,10 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     with _status() as tell:
         report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), tell)
     if out is not None:
-        keep(report, out)
+        try:
+            keep(report, out)
+        except OSError as error:
+            raise ConfigError(f"--out {out}: the report cannot be written: {error.strerror}") from error
     if as_json:
         click.echo(json.dumps(report.as_json(max_shown), indent=2))
     else:
@@ -71,13 +80,31 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Says on one changing line what is being done, if a person is there to read it."""
+    """Says what is being done: to a person on one changing line, to a log every ten seconds."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield lambda _: None
+        with _lines() as tell:
+            yield tell
         return
     with console.status("starting") as status:
         yield lambda text: status.update(plain(text))
+
+
+@contextmanager
+def _lines() -> Iterator[Callable[[str], None]]:
+    doing, ended, started = ["starting"], threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not ended.wait(SAY_EVERY_S):
+            print(f"after {time.monotonic() - started:.0f} s: {plain(doing[-1])}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield doing.append
+    finally:
+        ended.set()
+        thread.join()
 
 
 def show(console: Console, report: Report, max_shown: int) -> None:

@@ -16,8 +16,9 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from avow.cli import plain
+from avow.cli import plain, verbose_option
 from avow.engines.progress import Observer, Progress
+from avow.errors import AvowError, translated
 from avow.plan import load_checked
 from avow.settings import Pipeline
 
@@ -114,6 +115,7 @@ def _flat(told: Progress) -> dict[str, object]:
 @click.option("--once", is_flag=True, help="Drain to the end offsets of the start, then exit 0; if stopped first, 19.")
 @click.option("--engine", type=click.Choice(["spark", "consumer"]), help="In place of the file's.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
+@verbose_option
 def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
     """Run a pipeline: from Kafka into its sink, under its guarantee.
 
@@ -131,7 +133,12 @@ def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
     show: View = JsonLines() if as_json else live if console.is_terminal else KeyValues()
     execute = _on_spark if pipeline.engine == "spark" else _as_consumer
     with show:
-        execute(pipeline, once, show)
+        try:
+            execute(pipeline, once, show)
+        except AvowError:
+            raise
+        except Exception as error:
+            raise translated(error) from error
     show.event("drained" if once else "stopped")
 
 

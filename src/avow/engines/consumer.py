@@ -102,8 +102,7 @@ class Run:
         def make() -> _Attempt:
             return _Attempt(pipeline, columns, known, ends, self._stop, self._observer)
 
-        # Whatever a sink's client raises in a task, as on Spark: what does not pass is bounded by the attempts.
-        if not attempts(make, self._stop, self._observer, (Exception,)) and self._once:
+        if not attempts(make, self._stop, self._observer) and self._once:
             raise not_drained(pipeline)
 
 

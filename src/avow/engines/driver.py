@@ -16,6 +16,7 @@ Owns: positions, and what is told of them. Must not know: where batches come fro
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,11 +42,15 @@ from avow.errors import (
     TooManyDeadLetters,
     TopicRecreated,
     first_line,
+    trace,
+    translated,
 )
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink
+
+LOGGER = logging.getLogger("avow.engines")  # traces: silent unless somebody listens
 
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
@@ -83,11 +88,10 @@ def attempts(
     make: Callable[[], Attempt],
     stop: threading.Event,
     observer: Observer,
-    passing: tuple[type[Exception], ...],
     look: Callable[[Exception], None] = lambda _: None,
 ) -> bool:
-    """Try until it is done (True), stopped (False), or hopeless. ``look`` may find that a failure of the ``passing``
-    kinds will not pass, and raise."""
+    """Try until it is done (True), stopped (False), or hopeless. Whatever is raised may pass, unless it is a named
+    stop; ``look`` may find that a failure will not pass, and raise."""
     failures = 0
     while not stop.is_set():
         progressed = False
@@ -101,11 +105,15 @@ def attempts(
                 attempt.close()
         except tuple(STOPS.values()):
             raise
-        except passing as error:
-            look(error)
+        except Exception as failure:
+            LOGGER.debug("an attempt failed\n%s", trace(failure))
+            look(failure)
+            error = translated(failure)
+            if type(error).__name__ in STOPS:  # of a Spark task, outside of what reports stops
+                raise error from failure
             failures = 1 if progressed else failures + 1
             if failures > ATTEMPTS_WITHOUT_PROGRESS:
-                raise _last_word(error, failures) from error
+                raise _last_word(error, failures) from failure
             pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
             observer.event(f"failed ({first_line(error)}); trying again from the ledger in {pause:g} s")
             stop.wait(pause)
@@ -120,11 +128,11 @@ def not_drained(pipeline: Pipeline) -> NotDrained:
     )
 
 
-def _last_word(error: Exception, failures: int) -> AvowError:
-    kind = type(error) if isinstance(error, AvowError) else SourceError
-    return kind(
+def _last_word(error: AvowError, failures: int) -> AvowError:
+    return type(error)(
         f"gave up after {failures} attempts without progress: {first_line(error)}",
-        advice=getattr(error, "advice", "") or "The ledger is whole: start again when the cause is mended.",
+        advice=error.advice
+        or "The ledger is whole: start again when the cause is fixed. --verbose shows the whole trace.",
     )
 
 

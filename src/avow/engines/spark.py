@@ -124,7 +124,7 @@ class Run:
         def make() -> _Attempt:
             return _Attempt(self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once)
 
-        return attempts(make, self._stop, self._observer, (AvowError, PySparkException, Py4JError, OSError), look)
+        return attempts(make, self._stop, self._observer, look)
 
 
 def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> int:

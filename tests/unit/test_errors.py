@@ -1,0 +1,93 @@
+"""Whose fault an exception is, and its root cause in one line, whatever it is wrapped in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from avow.errors import AvowError, ConfigError, SinkError, SourceError, first_line, trace, translated
+from avow.kafka.connect import strike
+from avow.sinks.postgres import tables
+
+FRAME = '  File "/opt/avow/lib/site-packages/avow/{}", line 7, in act\n    do()\n'
+JAVA = "\tat org.apache.spark.sql.classic.Dataset.collectToPython(Dataset.scala:2057)\n"
+
+
+class Captured(Exception):
+    """As pyspark has it: what it says, and beside it the stack trace of the JVM."""
+
+    def __init__(self, said: str, stack: str = "") -> None:
+        super().__init__(said)
+        self._stackTrace = stack
+
+
+def in_worker(line: str, *frames: str) -> Captured:
+    """As PySpark 4.1 tells of an exception in a Python worker."""
+    text = "Traceback (most recent call last):\n" + "".join(map(FRAME.format, frames)) + line + "\n\n"
+    return Captured(
+        f"\n  An exception was thrown from the Python worker. Please see the stack trace below.\n{text}",
+        f"org.apache.spark.SparkException: Job aborted\n{JAVA}Caused by: org.apache.spark.api.python.PythonException: "
+        f"{text}{JAVA}\t... 1 more\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (in_worker("ValueError: no such currency"), AvowError, "ValueError: no such currency"),
+        (
+            in_worker("psycopg.errors.ReadOnlySqlTransaction: read-only", "engines/task.py", "sinks/postgres/task.py"),
+            SinkError,
+            "ReadOnlySqlTransaction: read-only",
+        ),
+        (in_worker("OSError: disk full", "engines/task.py", "sinks/delta/table.py"), SinkError, "OSError: disk full"),
+        (in_worker("OSError: reset", "sinks/lake/task.py", "kafka/reader.py"), SourceError, "OSError: reset"),
+        (in_worker("avow.errors.SinkError: the database is away\nfor now", "engines/spark.py"), SinkError, "the data"),
+        (in_worker("avow.errors.ConfigError: source.kafka: no"), ConfigError, "source.kafka: no"),
+        (
+            Captured(
+                "[STREAM_FAILED] Query [id = 1] terminated with exception: Failed to create SQLSTATE: XXKST\nPlan",
+                f"org.apache.kafka.common.KafkaException: Failed to create\n{JAVA}Caused by: "
+                "java.lang.IllegalArgumentException: Could not find a 'KafkaClient' entry\n\t... 43 more",
+            ),
+            ConfigError,
+            "Kafka's Java client: IllegalArgumentException: Could not find a 'KafkaClient' entry",
+        ),
+        (
+            Captured(
+                "Failed to create new KafkaAdminClient",
+                "org.apache.kafka.common.KafkaException: Failed\nCaused by: "
+                "org.apache.kafka.common.config.ConfigException: default.api.timeout.ms is too small",
+            ),
+            ConfigError,
+            "Kafka's Java client: ConfigException: default.api.timeout.ms",
+        ),
+        (
+            Captured("[STREAM_FAILED] the plan SQLSTATE: 39000 SQLSTATE: XXKST\n=== Query"),
+            AvowError,
+            "[STREAM_FAILED] ",
+        ),
+    ],
+)
+def test_errors_that_spark_reports(error: Captured, kind: type[AvowError], said: str) -> None:
+    found = translated(error)
+    assert type(found) is kind
+    assert str(found).startswith(said)
+    assert said.removeprefix("Kafka's Java client: ") in first_line(error)
+    assert "\n" not in first_line(error)
+    assert str(error) in trace(error)
+
+
+def test_errors_of_this_process(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError) as raised:
+        tables.full_name(None)  # type: ignore[arg-type]
+    assert type(translated(raised.value)) is SinkError, "raised while a function of a sink was running"
+    with pytest.raises(TypeError) as other:
+        strike(None, "")  # type: ignore[arg-type]
+    assert type(translated(other.value)) is SourceError
+    with pytest.raises(FileNotFoundError) as nobodys:
+        (tmp_path / "absent").read_bytes()
+    assert type(translated(nobodys.value)) is AvowError
+    ours = SinkError("as it is")
+    assert translated(ours) is ours
