@@ -32,6 +32,7 @@ from avow.settings import Pipeline
 from avow.sinks.base import DeadLetter, Selection
 from avow.sinks.kafka import KafkaLetters, KafkaTask, Store
 from avow.sinks.kafka import clients as kafka_clients
+from avow.sinks.kafka import entries as kafka_entries
 
 pytestmark = pytest.mark.cluster
 
@@ -788,3 +789,91 @@ def test_a_position_that_kafka_forgot_is_not_begun_anew(stage: Make, cluster: Cl
     with pytest.raises(TopicRecreated):
         s.started(pipeline)
     assert origins(s.out()) == list(range(10))
+
+
+@pytest.fixture
+def make_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Deletes a topic, and makes another one of its name."""
+
+    def make(s: Stage, name: str, *, create: bool = True, **config: str) -> None:
+        admin = metadata.admin(s.bootstrap)
+        admin.delete_topics([name], operation_timeout=30)[name].result()
+        time.sleep(1)  # else a broker may still know the one before
+        monkeypatch.setattr(kafka_clients, "NEWS_S", 0.2)  # so that nobody waits for one of the old id
+        if create:
+            config = KEPT | {key.replace("_", "."): value for key, value in config.items()}
+            admin.create_topics([NewTopic(name, 3, config=config)], operation_timeout=30)[name].result()
+            time.sleep(0.5)
+
+    return make
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_an_output_topic_that_is_made_again_in_mid_run_stops_it(
+    stage: Make, make_again: Callable[..., None], guarantee: str
+) -> None:
+    s = stage()
+    s.produce(values(30))
+    pipeline = s.pipeline(guarantee)
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 10)
+    s.deliver(pipeline, run, 10, 20)
+    make_again(s, s.target)
+    with pytest.raises(TopicRecreated, match=f"topic-recreated: output topic {s.target} was written to as id .{{8}}"):
+        s.deliver(pipeline, run, 20, 30)
+    assert s.entries(pipeline)[0].position == 20, "not even at-most-once claims what has nowhere to go"
+    # Nor does the next run begin.
+    with pytest.raises(TopicRecreated, match=s.target):
+        s.started(pipeline)
+
+
+def test_an_output_topic_that_is_gone_is_not_made_anew(stage: Make, make_again: Callable[..., None]) -> None:
+    s = stage()
+    s.produce(values(10))
+    pipeline = s.pipeline()
+    s.deliver(pipeline, s.started(pipeline), 0, 10)
+    make_again(s, s.target, create=False)
+    with pytest.raises(TopicRecreated, match=f"output topic {s.target} was written to as id .* and is gone"):
+        s.started(pipeline)
+    assert s.target not in metadata.admin(s.bootstrap).list_topics(timeout=10).topics
+    assert s.entries(pipeline)[0].run == 1, "and nobody is fenced"
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_dead_letter_topic_that_is_made_again_stops_a_run(
+    stage: Make, make_again: Callable[..., None], create: bool
+) -> None:
+    s = stage()
+    s.produce(values(20))
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 0, 10)
+    make_again(s, pipeline.dead_letter_topic, create=create, cleanup_policy="compact")
+    named = f"dead-letter topic {pipeline.dead_letter_topic} was written to as id"
+    with pytest.raises(TopicRecreated, match=named):
+        s.deliver(pipeline, run, 10, 20)
+    with pytest.raises(TopicRecreated, match=named):
+        s.started(pipeline)
+    assert s.entries(pipeline)[0].position == 10
+
+
+def test_a_ledger_of_an_earlier_version_learns_its_topics_at_the_next_start(
+    stage: Make, make_again: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage()
+    s.produce(values(20))
+    pipeline = s.pipeline()
+    with monkeypatch.context() as earlier:
+        written = kafka_entries.written
+
+        def without_topics(kept: kafka_entries.Kept) -> str:
+            return json.dumps({key: value for key, value in json.loads(written(kept)).items() if key != "topics"})
+
+        earlier.setattr(kafka_entries, "written", without_topics)
+        s.deliver(pipeline, s.started(pipeline), 0, 10)
+    run = s.started(pipeline)
+    s.deliver(pipeline, run, 10, 20)
+    assert origins(s.out()) == list(range(20))
+    make_again(s, s.target)
+    with pytest.raises(TopicRecreated):
+        s.started(pipeline)

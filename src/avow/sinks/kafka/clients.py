@@ -33,7 +33,7 @@ import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
-from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError
+from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, TopicRecreated
 from avow.kafka import committed
 from avow.kafka.connect import flushed, in_time, made, settings_at, settings_of
 from avow.kafka.log import TopicPartition
@@ -83,8 +83,8 @@ _REFUSED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Give the pipeline's user the right to write idempotently.",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "The brokers' transaction.max.timeout.ms is lower: lower [sink.kafka] "
     "transaction.timeout.ms.",
-    KafkaError.OFFSET_METADATA_TOO_LARGE: "The ledger needs some 400 bytes: raise the brokers' "
-    "offset.metadata.max.bytes.",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "The ledger needs some 400 bytes, and 24 for each output topic: raise the "
+    "brokers' offset.metadata.max.bytes.",
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: "The cluster is too old for transactions.",
 }
 _ADVICE = {
@@ -168,6 +168,7 @@ class Clients:
         brokers = str(pipeline.sink.brokers) if self.elsewhere else pipeline.source.brokers
         self._output_settings = settings_at(brokers, own if self.elsewhere else source | own)
         self._given = source | own
+        self._letters_topic = pipeline.dead_letter_topic
         self.timeout_ms = int(own.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
         self._output = self._source
         if self.elsewhere:
@@ -374,6 +375,34 @@ class Clients:
             self._limits[topic] = (time.monotonic(), self._ask_limits(topic))
         return self._limits[topic][1]
 
+    def topic_ids(self, names: Collection[str], *known: Mapping[str, str]) -> dict[str, str]:
+        """The ids of these topics as the ledger keeps them; no item where there is no such topic. ``known``: what the
+        ledger has of them. One that is not the topic it was is refused."""
+        what = f"the describing of topics {several(sorted(names))}"
+        # A broker hears of a new topic a moment after another.
+        news_by = time.monotonic() + NEWS_S
+        while True:
+            ids = self.ask(what, lambda admin: _topic_ids(admin, names))
+            found = {entries.topic_key(name): entries.short_id(topic_id) for name, topic_id in ids.items()}
+            keys = {name: entries.topic_key(name) for name in names}
+            wrong = ((name, was[key], found.get(key)) for name, key in keys.items() for was in known if key in was)
+            changed = next((one for one in wrong if one[1] != one[2]), None)
+            if changed is None:
+                return found
+            if time.monotonic() > news_by:
+                raise self._made_again(*changed)
+            time.sleep(0.1)
+
+    def _made_again(self, name: str, was: str, is_: str | None) -> TopicRecreated:
+        kind = "dead-letter topic" if name == self._letters_topic else "output topic"
+        lost = "which partitions were begun, and the dead letters" if name == self._letters_topic else "what it held"
+        now = f"but the topic of that name now has id {is_}...: it was deleted and made again" if is_ else "and is gone"
+        return TopicRecreated(
+            f"topic-recreated: {kind} {name} was written to as id {was}..., {now}",
+            advice=f"With the old topic, {lost} is lost. Give the pipeline a new name, which begins at source.start, "
+            "and another output if this one is not empty.",
+        )
+
     def forget_limits(self) -> None:
         self._limits.clear()
 
@@ -500,6 +529,19 @@ def _partitions(admin: AdminClient, topic: str) -> list[int]:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise
         return []
+
+
+def _topic_ids(admin: AdminClient, names: Collection[str]) -> dict[str, str]:
+    """No item where there is no such topic."""
+    found = {}
+    asked = admin.describe_topics(client.TopicCollection(list(names)), request_timeout=PATIENCE_S)
+    for name, answer in asked.items():
+        try:
+            found[name] = str(answer.result(PATIENCE_S).topic_id)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+    return found
 
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
 """The ledger as Kafka keeps it: one committed offset of the reserved group per partition, the rest in its metadata.
 
 The offset is the position. The metadata is a short JSON text (a broker takes 4,096 bytes unless told otherwise) with
-what else an ``Entry`` has, where the first position was, and when the last claim was made, and of what.
+what else an ``Entry`` has, where the first position was, when the last claim was made, and of what, and the ids of the
+topics that are written to: one that was deleted and made again under the same name has another.
 
 An offset without this text was committed by somebody else. It says nothing about what is in the output topic, so it is
 never taken for a position.
@@ -12,8 +13,9 @@ Owns: that text. Must not know: clients. Its neighbours are ``clients``, which r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2s
 
 from avow.errors import ConfigError, ProtocolViolation
 from avow.kafka.log import TopicPartition
@@ -30,10 +32,21 @@ class Kept:
     start: int  # the first position
     claimed_from: int  # where the last claim began; the position, if there was none
     at_ms: int  # when it was written
+    topics: Mapping[str, str] = field(default_factory=dict)  # written to: ``topic_key`` -> the topic's ``short_id``
 
     def with_entry(self, entry: Entry) -> Kept:
         """The same after a change that is no claim: a fence, or counts."""
         return replace(self, entry=entry)
+
+
+def topic_key(name: str) -> str:
+    """A topic's name in ten letters: many output topics must fit into the metadata."""
+    return blake2s(name.encode(), digest_size=5).hexdigest()
+
+
+def short_id(topic_id: str) -> str:
+    """Enough of a topic's id to tell two topics apart."""
+    return topic_id[:8]
 
 
 def written(kept: Kept) -> str:
@@ -49,6 +62,7 @@ def written(kept: Kept) -> str:
             "counts": [counts.read, counts.written, counts.dead, counts.skipped],
             "last": [last.offset, last.timestamp_ms, last.crc32] if last else None,
             "at": kept.at_ms,
+            "topics": dict(kept.topics),
         },
         separators=(",", ":"),
     )
@@ -73,8 +87,9 @@ def read(
             counts=Counts(*map(int, said["counts"])),
             last=Fingerprint(*map(int, said["last"])) if said["last"] else None,
         )
-        return Kept(entry, int(said["start"]), int(said["from"]), int(said["at"]))
-    except (ValueError, TypeError, KeyError, ProtocolViolation):
+        topics = {str(key): str(id_) for key, id_ in said.get("topics", {}).items()}  # an earlier ledger has none
+        return Kept(entry, int(said["start"]), int(said["from"]), int(said["at"]), topics)
+    except (ValueError, TypeError, KeyError, AttributeError, ProtocolViolation):
         who = present()
         raise ConfigError(
             f"the group {group} is this pipeline's ledger, and offset {position} of {where} was committed to it by "

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -27,7 +27,7 @@ from avow.settings import Kafka, Pipeline
 from avow.sinks.base import Claimed, Held, Move
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours, several
-from avow.sinks.kafka.entries import Kept
+from avow.sinks.kafka.entries import Kept, topic_key
 from avow.sinks.kafka.messages import output_topics
 from avow.sinks.kafka.register import Began
 from avow.sinks.kafka.task import KafkaTask
@@ -80,6 +80,7 @@ class Store:
         if name in self._there([name]):
             self._refuse_forgetful(name)
         else:
+            self._refuse_gone([name])
             # Compacted: a letter stays until it is taken back. And as large as the largest record that can come.
             config = {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)}
             self._make(name, 1, inputs.replicas, config)
@@ -118,10 +119,19 @@ class Store:
         there = self._there(wanted)
         missing = [name for name in wanted if name not in there]
         if missing:
+            self._refuse_gone(missing)
             inputs = self._inputs()
             for name in missing:
                 self._make(name, inputs.partitions, inputs.replicas, {})
         return bool(missing)
+
+    def _refuse_gone(self, missing: Collection[str]) -> None:
+        """A topic that the pipeline has written to is not made anew: what it held is lost, and nobody would see it."""
+        self._clients.topic_ids(missing, *(kept.topics for kept in self.kept().values()))
+
+    def _written_to(self, topics: Collection[str]) -> list[str]:
+        """The topics that records of these may go to, and that of dead letters."""
+        return [*output_topics(self._sink, topics), self._pipeline.dead_letter_topic]
 
     def _refuse_forgetful(self, name: str) -> None:
         """A dead-letter topic that somebody else has made may let letters go."""
@@ -202,10 +212,13 @@ class Store:
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline. One that has not changed for long is written anew: Kafka forgets those."""
+        return {where: kept.entry for where, kept in self._refreshed().items()}
+
+    def _refreshed(self) -> dict[TopicPartition, Kept]:
         known = self.kept()
         oldest_ms = time.time() * 1000 - AGE_MAX_MS
         self._change([where for where, kept in known.items() if kept.at_ms < oldest_ms], lambda _, kept: kept)
-        return {where: kept.entry for where, kept in known.items()}
+        return known
 
     def look(self) -> dict[TopicPartition, Held]:
         return {where: Held(kept.entry, kept.start) for where, kept in self.kept().items()}
@@ -219,16 +232,27 @@ class Store:
     def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Begin a run: take its number, and fence the older ones: their open transactions end here."""
         self.refuse_members()
-        known = self.entries()
-        run = ledger.next_run(known.values())
-
-        def fenced(_: TopicPartition, kept: Kept | None) -> Kept | None:
-            return kept and kept.with_entry(ledger.fence(kept.entry, run))
-
+        known = self._refreshed()
+        run = ledger.next_run(kept.entry for kept in known.values())
         ours = known.keys() if partitions is None else known.keys() & set(partitions)
+        topics = self._clients.topic_ids(
+            self._written_to({where.topic for where in ours}), *(known[where].topics for where in ours)
+        )
+
+        def fenced(where: TopicPartition, kept: Kept | None) -> Kept | None:
+            if kept is None:
+                return None
+            mine = self._of(where, topics)
+            return replace(kept, entry=ledger.fence(kept.entry, run), topics=mine)
+
         self._change(ours, fenced)
         self._fenced = frozenset(ours)
         return run
+
+    def _of(self, where: TopicPartition, topics: Mapping[str, str]) -> dict[str, str]:
+        """Those of the ids that belong into a partition's entry."""
+        keys = map(topic_key, self._written_to([where.topic]))
+        return {key: topics[key] for key in keys if key in topics}
 
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays. A topic that has
@@ -237,13 +261,14 @@ class Store:
             return
         self._make_outputs({where.topic for where in entries})
         began = register.read(self._clients, self._pipeline.dead_letter_topic)
+        topics = self._clients.topic_ids(self._written_to({where.topic for where in entries}))
 
         def adopted(where: TopicPartition, kept: Kept | None) -> Kept | None:
             first = entries[where]
             if kept is None and where in began:
                 raise register.lost(where, began[where], first.topic_id)
             if kept is None:
-                return Kept(first, first.position, first.position, 0)
+                return Kept(first, first.position, first.position, 0, self._of(where, topics))
             if kept.entry.run >= first.run and where not in self._fenced:
                 raise Superseded(
                     f"superseded by run {kept.entry.run}: it has begun to read {where} meanwhile",

@@ -46,6 +46,7 @@ class KafkaTask:
         self._clients = clients or kafka_clients.cached(pipeline)
         self._mapper = Mapper(pipeline, redriven=redriving)
         self._where: TopicPartition | None = None
+        self._topics: list[str] = []  # that the act may write to
         self._claimed: Kept | None = None  # by an act before this one
         self._clear()
 
@@ -83,6 +84,8 @@ class KafkaTask:
         if self._next is None:
             self._held.client.abort_transaction(PATIENCE_S)  # a replay: there is nothing to say
             return
+        # A topic that was made again is empty: what was delivered before is gone, and to go on would hide it.
+        self._clients.topic_ids(self._topics, self._next.topics)
         self._clients.send(self._held, self._where, self._next)
         self._held.client.commit_transaction(PATIENCE_S)
         self._claimed = self._next
@@ -122,7 +125,8 @@ class KafkaTask:
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
         (where,) = partitions  # a transaction has one producer, whose name is the partition's
         self._where = where
-        for name in [*output_topics(self._sink, [where.topic]), self._letters_topic]:
+        self._topics = [*output_topics(self._sink, [where.topic]), self._letters_topic]
+        for name in self._topics:
             self._clients.limits(name)  # before a producer is made: no batch may be larger than these
         if lock:
             self._held = self._clients.begun(where)
