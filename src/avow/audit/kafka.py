@@ -32,8 +32,9 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from avow.audit.content import CONTENT, Contents
-from avow.audit.findings import Finding, Kind, Offsets, Spans
+from avow.audit.findings import Finding, Kind, Offsets, Span, Spans
 from avow.audit.judge import Known
+from avow.errors import SinkError, TopicRecreated
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.schema import Field
@@ -65,6 +66,7 @@ class KafkaReading:
         self._moment = json.loads(snapshot) if snapshot else None
         self._joined = snapshot is not None
         self._let_go: list[str] = []  # by the output, as far as it says
+        self._made_again = ""  # which topic is not the one that was written to
         try:
             self.snapshot = snapshot or self._look()
         except BaseException:
@@ -76,6 +78,11 @@ class KafkaReading:
         with Store(self._pipeline) as store:
             self._kept = store.kept(stable=True)
             ends = self._output_ends()
+            try:
+                written_to = [*ends, self._pipeline.dead_letter_topic]
+                self._clients.topic_ids(written_to, *(kept.topics for kept in self._kept.values()))
+            except TopicRecreated as error:
+                self._made_again = str(error)
             folder = tempfile.mkdtemp(prefix="avow-audit-")
             self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
             self._spill = self._filled(Path(folder), ends)
@@ -150,11 +157,26 @@ class KafkaReading:
                 np.array([n] if claimed else [], np.int64) for n in (kept.claimed_from, kept.entry.position)
             )
             found[where] = Known(kept.entry, kept.start, starts, untils)
-        # Partitions that were begun and have no position any more: the rest of the audit says what that means.
-        for where, began in register.read(self._clients, self._pipeline.dead_letter_topic).items():
+        begun = register.read(self._clients, self._pipeline.dead_letter_topic)
+        lost = {where: began for where, began in begun.items() if where not in found}
+        self._refuse_lost(lost)
+        for where, began in lost.items():
             none = np.empty(0, np.int64)
-            found.setdefault(where, Known(Entry(began.start, began.topic_id, 0), began.start, none, none))
+            found[where] = Known(Entry(began.start, began.topic_id, 0), began.start, none, none)
         return found
+
+    def _refuse_lost(self, lost: dict[TopicPartition, register.Began]) -> None:
+        """Partitions that were begun and have no position: it was forgotten, and nobody can say what was claimed; or
+        their topic was made again, of which the rest of the audit tells; or they were begun just now."""
+        if not lost:
+            return
+        begun_since, _ = self._clients.positions(PATIENCE_S, lost)
+        with Log(self._pipeline.source, self._pipeline.name) as log:
+            ids = log.partitions()
+        for where, began in lost.items():
+            why = register.lost(where, began, ids.get(where, began.topic_id))
+            if where not in begun_since and not isinstance(why, TopicRecreated):
+                raise SinkError(str(why), advice=why.advice)
 
     def letters(self, where: TopicPartition) -> Offsets:
         offsets = np.array(self._spilled.letters.get(str(where), []), np.int64)
@@ -206,6 +228,7 @@ class KafkaReading:
 
     def order_findings(self) -> Iterator[Finding]:
         """Records of one input partition stand in each output partition in the order of their offsets."""
+        yield from self._other_topics()
         for where in self._spilled.counts:
             found = self._spilled.table(where)
             if not found.num_rows:
@@ -217,6 +240,14 @@ class KafkaReading:
             spans.add(np.unique(np.concatenate(wrong)))
             if spans.count:
                 yield Finding(Kind.REORDERED, where.topic, where.partition, spans.joined(), spans.count)
+
+    def _other_topics(self) -> Iterator[Finding]:
+        """What was claimed went into a topic that is no more."""
+        for where, kept in self._kept.items() if self._made_again else ():
+            span = Span(kept.start, kept.entry.position, kept.entry.position - kept.start)
+            if span.count:
+                kind = Kind.TOPIC_RECREATED
+                yield Finding(kind, where.topic, where.partition, (span,), span.count, (), self._made_again)
 
     def contents(self) -> Contents | None:
         return None
@@ -258,7 +289,7 @@ class KafkaUnmarked(KafkaReading):
         return there
 
     def order_findings(self) -> Iterator[Finding]:
-        return iter(())
+        return self._other_topics()
 
     def contents(self) -> Contents:
         found = self._spilled.table(UNMARKED)
