@@ -193,7 +193,7 @@ def _print_topic(console: Console, one: TopicView) -> None:
     console.print(
         Text(one.name, style="bold"), Text(f"id {one.topic_id}, {one.offsets:,} offsets, {_size(one.bytes)}{replicas}")
     )
-    for name, value in one.config.items():
+    for name, value in (one.config or {}).items():
         console.print(Text(f"  {name} = {value}"))
     if one.under_min_in_sync:
         few = f"  {one.under_min_in_sync} partitions have fewer replicas in sync than min.insync.replicas = "

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 from pydantic import Field
 
 from avow.dashboard.asking import Ask, Nothing, NotThere
@@ -47,6 +46,7 @@ class Broker:
     replicas: int
     in_sync: int  # of its replicas
     version: str  # as far as its requests tell; empty: not known
+    no_disk: str  # why the next three are not known, if the broker answered; empty otherwise
     disk_bytes: int | None  # of its replicas
     free_bytes: int | None
     total_bytes: int | None
@@ -80,7 +80,8 @@ def cluster(house: House, _: Nothing) -> ClusterAnswer:
     with house.log() as log:
         view = log.cluster()
         racks = _racks(log)
-        least = _least_in_sync(log, {one.topic for one in view.partitions if one.under_replicated})
+        lacking = sorted({one.topic for one in view.partitions if one.under_replicated})
+        least = kafka_topics.min_in_sync(log, lacking[:BAD_MAX])
     disks = house.told(lambda brokers: brokers.disks()) or {}
     troubles = sorted(
         (
@@ -119,18 +120,6 @@ def _racks(log: Log) -> dict[int, str]:
     return {node.id: node.rack or "" for node in told.nodes}
 
 
-def _least_in_sync(log: Log, topics: set[str]) -> dict[str, int]:
-    """min.insync.replicas of those that lack a replica; of no more than can be shown."""
-    if not topics:
-        return {}
-    asked = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(topics)[:BAD_MAX]]
-    told = log.ask(
-        "for the configuration of topics",
-        lambda timeout_s: answers(log.admin.describe_configs(asked, request_timeout=timeout_s), timeout_s),
-    )
-    return {resource.name: int(entries["min.insync.replicas"].value) for resource, entries in told.items()}
-
-
 def _brokers(view: ClusterView, racks: dict[int, str], disks: dict[int, Disk]) -> tuple[Broker, ...]:
     leads = Counter(one.leader for one in view.partitions)
     replicas = Counter(number for one in view.partitions for number in one.replicas)
@@ -150,6 +139,7 @@ def _brokers(view: ClusterView, racks: dict[int, str], disks: dict[int, Disk]) -
                 replicas=replicas[number],
                 in_sync=in_sync[number],
                 version=disk.version if disk else "",
+                no_disk="not permitted" if disk and disk.used_bytes is None else "",
                 disk_bytes=disk.used_bytes if disk else None,
                 free_bytes=disk.usable_bytes if disk else None,
                 total_bytes=disk.total_bytes if disk else None,
@@ -258,7 +248,7 @@ class TopicAnswer:
     open_offsets: int
     under_replicated: int
     disk_bytes: int | None  # with its replicas; None: not known
-    config: dict[str, str]
+    config: dict[str, str] | None  # None: not permitted
     read_by: tuple[str, ...]  # pipelines
     written_by: tuple[str, ...]
 
@@ -275,7 +265,7 @@ def topic(house: House, ask: TopicAsk) -> TopicAnswer:
         led = [TopicPartition(ask.topic, one.partition) for one in some if one.leader >= 0]
         offsets, stable = log.offsets(led), log.stable_ends(led)
         ids = log.partitions_of([ask.topic])
-        config = kafka_topics.config(log, [ask.topic])[ask.topic]
+        config = kafka_topics.config(log, ask.topic)
     disks = house.told(lambda brokers: brokers.disks([ask.topic])) or {}
     rows = []
     for one in some:

@@ -59,8 +59,8 @@ class Disk:
 
     broker: int
     version: str  # of Kafka, as far as its requests tell: 4.3
-    used_bytes: int  # by replicas
-    total_bytes: int | None  # of the file systems; None: a broker before Kafka 3.3
+    used_bytes: int | None  # by replicas; None, as the next two: the user may not describe the cluster
+    total_bytes: int | None  # of the file systems; None also: a broker before Kafka 3.3
     usable_bytes: int | None
     offline: tuple[str, ...]  # folders that failed
     sizes: dict[TopicPartition, int]  # of its replicas
@@ -122,6 +122,8 @@ class Brokers:
         (told,) = self._admin.describe_log_dirs(topics, brokers=[broker])
         folders = told["log_dirs"]
         known = self._admin.get_broker_version_data(broker).broker_version_str
+        if not folders:  # every broker has one; kafka-python drops the error that says why none is told
+            return Disk(broker, known, None, None, None, (), {})
         sizes: dict[TopicPartition, int] = defaultdict(int)
         for folder in folders:
             for topic in folder["topics"]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -58,6 +58,7 @@ class Seen:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    headers_problem: str = ""  # why they cannot be read; empty if they were
     state: State = State.COMMITTED
 
 
@@ -235,10 +236,10 @@ class Browser:
             while left and budget.left():
                 for message in reader.consume(TAKE, TAKE_S):
                     number, offset = message.partition() or 0, message.offset() or 0
-                    if number not in left:
+                    error = message.error()
+                    if number not in left or _of_the_group(error):
                         continue
                     until = spans[number][1]
-                    error = message.error()
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise self._failure(topic, error)
                     if error is None and offset < until:
@@ -297,13 +298,13 @@ class Browser:
             error = message.error()
             if error is None:
                 yield message
-            elif error.code() != KafkaError._PARTITION_EOF:
+            elif error.code() != KafkaError._PARTITION_EOF and not _of_the_group(error):
                 raise self._failure(message.topic() or "", error)
 
     def _reader(self, isolation: str) -> client.Consumer:
         if isolation not in self._readers:
             own = {
-                "group.id": "avow",  # librdkafka wants one; nothing is committed to it from here
+                "group.id": "avow",  # librdkafka wants one; nothing is committed to it, and no right to it is needed
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest",  # retention may pass a cursor while a person reads
@@ -339,8 +340,19 @@ def _narrower(spans: Mapping[int, tuple[int, int]], taken: _Taken) -> int:
     return max(1, min(widest, reached) // 2)
 
 
+def _of_the_group(error: KafkaError | None) -> bool:
+    """librdkafka looks for the coordinator of its group even if partitions are only assigned. A user without a right to
+    the group is told so among the records, which come all the same."""
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
 def _seen(message: client.Message) -> Seen:
-    headers: list[tuple[str, Any]] = list(message.headers() or [])  # type: ignore[arg-type]
+    headers: list[tuple[str, Any]] = []
+    problem = ""
+    try:
+        headers = list(message.headers() or [])  # type: ignore[arg-type]
+    except UnicodeDecodeError:  # confluent-kafka (2.16) then gives none of them
+        problem = "a header's name is not UTF-8, and Kafka's Python client cannot read the headers of such a record"
     return Seen(
         message.topic() or "",
         message.partition() or 0,
@@ -349,6 +361,7 @@ def _seen(message: client.Message) -> Seen:
         as_bytes(message.key()),
         as_bytes(message.value()),
         tuple((name, as_bytes(value)) for name, value in headers),
+        problem,
     )
 
 
@@ -356,4 +369,4 @@ def _with_state(one: Seen, committed: set[tuple[int, int]], stable: int) -> Seen
     if (one.partition, one.offset) in committed:
         return one
     state = State.ABORTED if one.offset < stable else State.OPEN
-    return Seen(one.topic, one.partition, one.offset, one.timestamp_ms, one.key, one.value, one.headers, state)
+    return replace(one, state=state)

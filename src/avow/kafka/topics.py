@@ -47,8 +47,8 @@ class TopicView:
     name: str
     topic_id: str
     partitions: tuple[PartitionView, ...]
-    config: dict[str, str]  # what is set for this topic; the rest is the brokers' default
-    min_in_sync: int  # min.insync.replicas: with fewer, a write that wants all of them is refused
+    config: dict[str, str] | None  # what is set for this topic; the rest is the brokers' default. None: not permitted
+    min_in_sync: int | None  # min.insync.replicas: with fewer, a write that wants all of them is refused
     replica_bytes: int | None = None  # of all replicas; None: not known
 
     @property
@@ -68,7 +68,9 @@ class TopicView:
         return sum(len(one.in_sync) < len(one.replicas) for one in self.partitions)
 
     @property
-    def under_min_in_sync(self) -> int:
+    def under_min_in_sync(self) -> int | None:
+        if self.min_in_sync is None:
+            return None
         return sum(len(one.in_sync) < self.min_in_sync for one in self.partitions)
 
 
@@ -100,8 +102,8 @@ def describe(log: Log, topics: Iterable[str], disks: Mapping[int, Disk] | None =
                 for where in ids
                 if where.topic == topic
             ),
-            _set(told[topic]),
-            _min_in_sync(told[topic]),
+            _set(told.get(topic)),
+            _min_in_sync(told[topic]) if topic in told else None,
             bytes_of([one for one in there.values() if one.topic == topic], disks) if disks is not None else None,
         )
         for topic in wanted
@@ -125,36 +127,43 @@ def size_of(partition: Partition, disks: Mapping[int, Disk]) -> int | None:
     return None if disk is None else disk.sizes.get(TopicPartition(partition.topic, partition.partition))
 
 
-def bytes_of(partitions: Iterable[Partition], disks: Mapping[int, Disk]) -> int:
-    """Of all their replicas whose brokers have said it."""
+def bytes_of(partitions: Iterable[Partition], disks: Mapping[int, Disk]) -> int | None:
+    """Of all their replicas whose brokers have said it; None if no broker has."""
+    if all(disk.used_bytes is None for disk in disks.values()):
+        return None
     where = {TopicPartition(one.topic, one.partition) for one in partitions}
     return sum(disk.sizes.get(one, 0) for disk in disks.values() for one in where)
 
 
-def config(log: Log, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What is set for the topics themselves."""
-    return {topic: _set(entries) for topic, entries in _configured(log, topics).items()}
+def config(log: Log, topic: str) -> dict[str, str] | None:
+    """What is set for the topic itself; None where the user may not describe it."""
+    return _set(_configured(log, [topic]).get(topic))
 
 
 def min_in_sync(log: Log, topics: Iterable[str]) -> dict[str, int]:
-    """min.insync.replicas of each, be it set or the brokers' default."""
+    """min.insync.replicas of each that the user may describe, be it set or the brokers' default."""
     return {topic: _min_in_sync(entries) for topic, entries in _configured(log, topics).items()}
 
 
 def _configured(log: Log, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Without those whose configuration the user may not describe: that takes a right of its own."""
     resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in topics}
     if not resources:
         return {}
     told = log.ask(
         "for the configuration of topics",
         lambda timeout_s: answers(
-            log.admin.describe_configs(list(resources.values()), request_timeout=timeout_s), timeout_s
+            log.admin.describe_configs(list(resources.values()), request_timeout=timeout_s),
+            timeout_s,
+            absent=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         ),
     )
-    return {topic: told[resource] for topic, resource in resources.items()}
+    return {topic: told[resource] for topic, resource in resources.items() if told[resource] is not None}
 
 
-def _set(entries: Mapping[str, Any]) -> dict[str, str]:
+def _set(entries: Mapping[str, Any] | None) -> dict[str, str] | None:
+    if entries is None:
+        return None
     return {
         name: entry.value
         for name, entry in sorted(entries.items())
