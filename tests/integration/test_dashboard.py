@@ -12,9 +12,17 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from kafka import KafkaProducer
 from tests.fix_dashboard import small_proof
 from tests.fix_pipeline import Scenario, payment
 
+from avow.dashboard import messages
 from avow.dashboard.pages import PAGES
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
@@ -237,6 +245,76 @@ def test_what_strangers_write_is_shown_and_never_obeyed(
     assert one.status_code == 200
     assert "<img" not in one.text
     assert any(one["group"] == group for one in told(visitor, f"/topics/{topic}/groups")["groups"])
+
+
+class NotUtf8(str):
+    """A header's name as other clients can write it: kafka-python asks it for its bytes."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return b"caf\xe9"
+
+
+def produce_anything(cluster: Cluster, topic: str, records: list[dict[str, Any]]) -> None:
+    """Records with header names and timestamps that confluent-kafka would not send."""
+    producer: Any = KafkaProducer(bootstrap_servers=cluster.bootstrap.split(","))  # type: ignore[no-untyped-call]
+    for record in records:
+        producer.send(topic, **record).get(60)
+    producer.close()
+
+
+def test_every_record_that_a_producer_can_make_has_a_page(
+    visit: Visit, cluster: Cluster, scenario: Callable[..., Scenario]
+) -> None:
+    """Header names that are not UTF-8, timestamps beyond the year 9999, keys of any bytes; in the list, on a page of
+    its own, among dead letters, in the export, and as they come."""
+    one = scenario(1)
+    config = {"message.timestamp.after.max.ms": str(2**63 - 1), "message.timestamp.before.max.ms": str(2**63 - 1)}
+    resource = ConfigResource(
+        ResourceType.TOPIC,
+        one.topic,
+        incremental_configs=[
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
+        ],
+    )
+    metadata_client = metadata.admin(cluster.bootstrap)
+    metadata_client.incremental_alter_configs([resource])[resource].result(30)
+    every = bytes(range(256))
+    records: list[dict[str, Any]] = [
+        {"key": every, "value": every, "timestamp_ms": 253_402_300_800_000, "headers": [(chr(0x7F), every)]},
+        {"key": b"", "value": b"", "timestamp_ms": 2**63 - 1},
+        {"key": b"\xff" * 100_000, "value": b"[" * 100_000, "timestamp_ms": 0},
+        {"value": b"1e400", "headers": [("", b""), ("x" * 10_000, b"y" * 100_000)]},
+    ]
+    produce_anything(cluster, one.topic, records)
+    file = one.file(dead_letters="max_share = 1.0")
+    one.drain(file, "consumer")  # each is a dead letter
+    strange = {"value": b"after", "timestamp_ms": -(10**15), "headers": [(NotUtf8("name"), b"x"), ("good", b"y")]}
+    produce_anything(cluster, one.topic, [strange] * 20)  # many: a call that is made often is made in another way
+    visitor = visit([file])
+    visitor.house.watch.look_now()
+    pages = [f"/topics/{one.topic}/messages", f"/topics/{one.topic}/messages?q=zzz", f"/pipelines/{one.name}/letters"]
+    pages += ["/pipelines", f"/pipelines/{one.name}", f"/topics/{one.topic}"]
+    pages += [f"/topics/{one.topic}/messages/0/{offset}" for offset in range(5)]
+    pages += [f"/pipelines/{one.name}/letters/{one.topic}/0/{offset}" for offset in range(4)]
+    for page in pages:
+        for path in (page, f"/api{page}"):
+            answer = visitor.get(path)
+            assert answer.status_code == 200, (path, answer.text[:2_000])
+    assert "10000-01-01 00:00:00.000Z" in visitor.get(pages[0]).text
+    newest = told(visitor, f"/topics/{one.topic}/messages?limit=1&at=offset&offset=23")["messages"][0]
+    assert (newest["value"]["text"], newest["headers"]) == ("after", 0)
+    assert "is not UTF-8" in newest["headers_problem"]
+    assert "headers cannot be shown" in visitor.get(f"/topics/{one.topic}/messages/0/4").text
+    lines = [json.loads(line) for line in visitor.get(f"/topics/{one.topic}/export").text.splitlines()]
+    assert len(lines) == 24
+    assert sum("headers_problem" in line for line in lines) == 20
+    tail = messages.tail(visitor.house, messages.TailAsk(topic=one.topic, onwards="0:0"), lambda: False)
+    seen: list[int] = []
+    while len(seen) < 24:
+        seen += [row.offset for row in next(tail)[0]]
+    assert seen == list(range(24))
 
 
 def test_positions_of_a_group_are_set_and_those_of_a_pipeline_are_not(

@@ -170,7 +170,7 @@ def moment(at: float | None) -> str:
 
 def moment_ms(at: int | None) -> str:
     """A record's timestamp, which may be anything."""
-    if at is None or at < 0:
+    if at is None or at == -1:
         return "no timestamp"
     return f"{moment(at / 1000)[:-1]}.{at % 1000:03d}Z"
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import methodcaller
 from typing import Any, Self
 
 import confluent_kafka as client
@@ -39,6 +40,12 @@ KEPT_BYTES_MAX = 24 * 1024 * 1024  # of one look
 READ_BYTES_MAX = 256 * 1024 * 1024
 TAKE = 500
 TAKE_S = 0.02  # a take lasts so long if there is less
+
+
+# Not ``message.headers()``, nor twice for one message: for a name that is not UTF-8, confluent-kafka (2.16) gives a
+# list with a null pointer in it and an error at the same time. A call that Python has optimised does not notice the
+# error, and a second call has none: whoever then takes the list apart ends with a segmentation fault.
+_HEADERS = methodcaller("headers")
 
 
 class State(StrEnum):
@@ -350,8 +357,8 @@ def _seen(message: client.Message) -> Seen:
     headers: list[tuple[str, Any]] = []
     problem = ""
     try:
-        headers = list(message.headers() or [])  # type: ignore[arg-type]
-    except UnicodeDecodeError:  # confluent-kafka (2.16) then gives none of them
+        headers = list(_HEADERS(message) or [])
+    except (UnicodeDecodeError, SystemError):
         problem = "a header's name is not UTF-8, and Kafka's Python client cannot read the headers of such a record"
     return Seen(
         message.topic() or "",
