@@ -61,8 +61,8 @@ class Authorizing(Broker):
             "sasl.password": PASSWORD,
         }
 
-    def grant(self, topic: str) -> None:
-        """The user ``reader`` may describe and read the topic, and nothing else."""
+    def grant(self, topic: str, *operations: AclOperation) -> None:
+        """The user ``reader`` may do this to the topic."""
         bindings = [
             AclBinding(
                 ResourceType.TOPIC,
@@ -73,7 +73,7 @@ class Authorizing(Broker):
                 operation,
                 AclPermissionType.ALLOW,
             )
-            for operation in (AclOperation.READ, AclOperation.DESCRIBE)
+            for operation in operations
         ]
         client = metadata.admin(self.address)  # not let go of before the answers are there
         for done in client.create_acls(bindings).values():

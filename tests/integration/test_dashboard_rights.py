@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from tests.authorizer import Authorizing, authorizing
 
@@ -23,18 +24,22 @@ from avow.settings import cluster
 
 pytestmark = pytest.mark.cluster
 
-TOPIC = "readable"
+TOPIC, CLOSED = "readable", "described"
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authorizing]:
     with authorizing(tmp_path_factory.mktemp("authorizing")) as one:
         client = metadata.admin(one.address)
-        client.create_topics([NewTopic(TOPIC, 1, 1)], operation_timeout=30)[TOPIC].result(30)
-        one.grant(TOPIC)
+        topics = [NewTopic(TOPIC, 1, 1), NewTopic(CLOSED, 1, 1)]
+        for made in client.create_topics(topics, operation_timeout=30).values():
+            made.result(30)
+        one.grant(TOPIC, AclOperation.DESCRIBE, AclOperation.READ)
+        one.grant(CLOSED, AclOperation.DESCRIBE)
         producer = Producer({"bootstrap.servers": one.address}, logger=metadata.QUIET)
         for number in range(3):
             producer.produce(TOPIC, b"value %d" % number)
+            producer.produce(CLOSED, b"not for everybody")
         assert producer.flush(30) == 0
         yield one
 
@@ -66,11 +71,13 @@ def test_pages_say_what_is_not_permitted(house: House) -> None:
     for path in (f"/topics/{TOPIC}", f"/topics/{TOPIC}/groups", "/topics", "/groups", "/transactions", "/cluster"):
         answer = visitor.get(path)
         assert answer.status_code == 200, (path, answer.text)
+    refused = visitor.get(f"/topics/{CLOSED}/messages")
+    assert (refused.status_code, f"the right to read topic {CLOSED}" in refused.text) == (502, True), refused.text
     (one,) = visitor.get("/api/cluster").json()["brokers"]
     assert (one["disk_bytes"], one["free_bytes"], one["total_bytes"]) == (None, None, None)
     assert one["no_disk"] == "not permitted"
     assert "not permitted" in visitor.get("/cluster").text
-    assert visitor.get("/api/topics").json()["topics"][0]["disk_bytes"] is None
+    assert [one["disk_bytes"] for one in visitor.get("/api/topics").json()["topics"]] == [None, None]
     topic = visitor.get(f"/api/topics/{TOPIC}").json()
     assert (topic["disk_bytes"], topic["config"]) == (None, None)
     assert "not permitted" in visitor.get(f"/topics/{TOPIC}").text

@@ -299,6 +299,23 @@ def test_without_a_cluster_there_is_a_page_that_helps(tmp_path: Path) -> None:
             assert somebody.get(path).status_code == 200
 
 
+def test_the_advice_on_a_page_is_that_of_its_error(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        'name = "p"\nguarantee = "exactly-once"\n[source]\nbrokers = "127.0.0.1:9"\ntopics = ["t"]\n'
+        '[decode]\nformat = "raw"\n[sink]\nkind = "postgres"\nurl = "postgresql://u@127.0.0.1:9/d"\ntable = "t"\n'
+    )
+    kafka, postgres = (
+        "Check that the cluster is up, and that source.brokers",
+        "Check that the server runs, and sink.url",
+    )
+    with visitor("127.0.0.1:9", [file], {}, tmp_path, timeout_s=1) as somebody:
+        for path, fits, other in (("/cluster", kafka, "sink.url"), ("/pipelines/p/letters", postgres, "cluster is up")):
+            answer = somebody.get(path)
+            assert (answer.status_code, fits in answer.text, other in answer.text) == (502, True, False), answer.text
+            assert "<code>avow up</code>" not in answer.text, "it is not known to be a local cluster"
+
+
 # Threads
 
 

@@ -327,10 +327,13 @@ class Browser:
         return self._readers[isolation]
 
     def _failure(self, topic: str, error: KafkaError) -> SourceError:
+        refused = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
         return SourceError(
             f"Kafka at {self._source.shown('brokers')} was asked for records of {topic}: "
             f"{strike(revealed(self._source.kafka).values(), error.str())}",
-            advice="Check the brokers, and that the topic and its leader are there.",
+            advice=f"Give the Kafka user the right to read topic {topic}."
+            if refused
+            else "Check the brokers, and that the topic and its leader are there.",
         )
 
 
