@@ -30,6 +30,7 @@ from avow.ledger import (
     judge,
     next_run,
     plan_start,
+    redriven,
 )
 
 LAST = Fingerprint(offset=99, timestamp_ms=1_700_000_000_000, crc32=0xE3069283)
@@ -305,3 +306,16 @@ def test_a_new_run_can_always_fence(runs: list[int], position: int) -> None:
     entries = [Entry(position, "id-1", run) for run in runs]
     new = next_run(entries)
     assert all(fence(entry, new).run == new for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Counts(10, 6, 3, 1), Counts(10, 8, 0, 2)),
+        (Counts(10, 7, 2, 1), Counts(11, 9, 0, 2)),
+        (Counts(), Counts(3, 2, 0, 1)),
+    ],
+)
+def test_redriven_dead_letters_are_counted_once(before: Counts, after: Counts) -> None:
+    """Two are written and one is skipped. What a crash has left uncounted is read by now."""
+    assert redriven(before, written=2, skipped=1) == after

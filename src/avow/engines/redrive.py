@@ -1,8 +1,8 @@
 """Redrive: bring dead letters into the sink after all, under the identity of their records.
 
 A letter leaves the graveyard in the same act in which its row enters the table, so redriving twice, or being killed in
-between, cannot double it. What is still bad stays, with its new reason. Only dead letters of claimed records are taken:
-a crash can leave some from the position on, and their records are read again.
+between, cannot double it. What is still bad stays, with its new reason. Only dead letters of records that are claimed
+and counted are taken (``_until``).
 
 Owns: that act. Neighbours: ``task`` (decode) and the sink's ``Redriving`` side.
 """
@@ -20,9 +20,10 @@ from pyspark.sql import SparkSession
 from avow import sinks
 from avow.engines import sql
 from avow.engines.task import decode_batch
+from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import headers_column
-from avow.ledger import OffsetRange
+from avow.ledger import Entry, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.base import DeadLetter, Rows, Selection
 
@@ -70,7 +71,9 @@ def _redrive_some(
     with sink.act():
         # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
         (entry,) = sink.entries([where], lock=True)
-        until = entry.position if selection.until_offset is None else min(entry.position, selection.until_offset)
+        until = _until(entry, pipeline.guarantee)
+        if selection.until_offset is not None:
+            until = min(until, selection.until_offset)
         letters = sink.dead_letters(replace(selection, until_offset=until), AT_ONCE)
         if not letters:
             return Redriven(), None
@@ -91,6 +94,15 @@ def _redrive_some(
         if delivered:
             sink.unbury(delivered, written, len(delivered) - written)
     return Redriven(written, len(delivered) - written, len(letters) - len(delivered)), letters[-1].offset
+
+
+def _until(entry: Entry, guarantee: Guarantee) -> int:
+    """The offset below which dead letters may be redriven. From the position on, records are read again if the claim
+    never comes. Where the claim comes first, records behind the last one that was counted may be counted any moment,
+    as dead."""
+    if guarantee is Guarantee.AT_MOST_ONCE:
+        return entry.last.offset + 1 if entry.last else 0
+    return entry.position
 
 
 def _batch(letters: list[DeadLetter]) -> pa.RecordBatch:

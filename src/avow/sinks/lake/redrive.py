@@ -164,11 +164,11 @@ class LakeRedriving:
         chosen = Chosen(where, LETTER_COLUMNS, offsets=offsets)
 
         def marked(book: Book) -> Change:
-            _refuse_other(book, marks)
+            _refuse_other(self._letters, book, marks)
             return Change(replace(book, redrives=number), marked=(chosen, number))
 
         def taken_in(book: Book) -> Change:
-            _refuse_other(book, seen)
+            _refuse_other(self._rows, book, seen)
             if book.newest != self._run:
                 # Files of the run before may be cleaned away, and a commit would still name them.
                 raise SinkError(
@@ -226,6 +226,9 @@ class LakeRedriving:
         committed(table, self._driver.check, make, sink=self._sink)  # type: ignore[arg-type]
 
 
-def _refuse_other(book: Book, seen: int) -> None:
+def _refuse_other(table: LakeTable, book: Book, seen: int) -> None:
     if book.redrives != seen:
-        raise SinkError("another redrive came between", advice="Nothing was delivered by this one. Redrive again.")
+        raise SinkError(
+            f"another redrive came between: it changed table {table.shown}",
+            advice="Nothing was delivered by this redrive. Redrive again.",
+        )
