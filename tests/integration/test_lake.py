@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,18 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
+from tests import fix_sinks
 from tests.fix_sinks import Bench, Runner, iceberg_table, overwrite_lake, record
 
 from avow import sinks
 from avow.audit.table import open_reading
 from avow.cli import main
 from avow.engines.redrive import Redriven, redrive
+from avow.engines.task import REFUSED
 from avow.errors import ConfigError, SinkError, Superseded
 from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import COLUMNS
 from avow.ledger import Counts, Entry
 from avow.schema import parse
 from avow.sinks.base import CommittingSink, Selection
@@ -857,10 +861,8 @@ def test_numbers_that_are_not_finite(b: Bench, mode: str) -> None:
     schema = "id long not null, account string not null, amount double not null, ok boolean"
     lines = [f'mode = "{mode}"', *(['key = ["amount"]'] if mode != "append" else [])]
     more = '[transform]\npython = "tests.integration.test_lake:wild"'
-    fields = parse(schema).fields
     pipeline = b.pipeline("exactly-once", *lines, schema=schema, more=more)
     with b.run(pipeline, partitions=1) as run:
-        run.store.prepare_table(fields, rest=False)
         for _ in range(3):
             run.deliver({0: [record(n, ok=n > 1) for n in range(5)]})
     each = 3 if mode == "append" else 1
@@ -896,6 +898,70 @@ def test_a_key_of_which_the_log_says_nothing(bench: Make) -> None:
         run.deliver({0: values})
         assert run.counts() == Counts(5, 3, 0, 2)
     assert b.ids() == [0, 1, 2]
+
+
+def far(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """A transform that makes days and times which no table can hold."""
+    days = pa.array([-719_163, 2_932_897, 0, 2_932_896], pa.int32()).cast(pa.date32())
+    times = pa.array([0, 0, 253_402_300_800_000_000, 253_402_300_799_999_999], pa.int64()).cast(pa.timestamp("us"))
+    made = {"day": days, "at": times}
+    columns = [made.get(name, rows[name]) for name in rows.schema.names]
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+
+def test_days_and_times_beyond_year_9999(b: Bench) -> None:
+    """Of a transform's columns. None stops the path; each is refused with its column."""
+    schema = "id long not null, account string not null, amount double, day date, at timestamp_ntz"
+    pipeline = b.pipeline("exactly-once", schema=schema, more='[transform]\npython = "tests.integration.test_lake:far"')
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [record(n) for n in range(4)]})
+        assert run.counts() == Counts(4, 1, 3)
+    ((id_, day, at),) = b.frame().select("id", "day", "at").rows()
+    assert (id_, str(day), str(at)) == (3, "9999-12-31", "9999-12-31 23:59:59.999999")
+    with sinks.dead_letters(pipeline) as letters:
+        found = [one.detail for one in letters.select(Selection(), 10)]
+    assert found == [f"column {name!r} is not in the years 1 to 9999" for name in ("day", "day", "at")]
+
+
+def test_a_record_of_any_timestamp(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written exactly, or a dead letter that is kept, listed, and in no redrive's way."""
+    unit = {"ms": 1, "us": 1_000}[COLUMNS.field("timestamp").type.unit]
+    stamps = [-1, 0, 253_402_300_799_999, 253_402_300_800_000, (2**63 - 1) // unit]
+    real = fix_sinks.batch
+
+    def stamped(values: Any, partition: int, start: int, keys: Any) -> pa.RecordBatch:
+        made = real(values, partition, start, keys)
+        wanted = [stamps[offset % 5] * unit for offset in range(start, start + len(values))]
+        return made.set_column(3, "timestamp", pa.array(wanted, pa.int64()).cast(COLUMNS.field("timestamp").type))
+
+    monkeypatch.setattr(fix_sinks, "batch", stamped)
+    with b.run(partitions=1) as run:
+        run.deliver({0: [record(n) for n in range(5)]})
+        run.deliver({0: [record(n, more=1) for n in range(5, 10)]})
+        assert run.counts() == Counts(10, 3, 7)
+    written = {row["_kafka_offset"]: row["_kafka_timestamp"] for row in b.rows()}
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert written == {offset: epoch + timedelta(milliseconds=stamps[offset]) for offset in range(3)}
+    with sinks.dead_letters(b.pipeline()) as letters:
+        found = letters.select(Selection(), 10)
+    assert [(one.offset, one.timestamp_ms) for one in found] == [(n, stamps[n % 5]) for n in (3, 4, 5, 6, 7, 8, 9)]
+    assert redrive(wider(b), Selection(), no_spark) == Redriven(written=3, still_dead=4)
+    assert b.ids() == [0, 1, 2, 5, 6, 7]
+    for offset in ("3", "9"):
+        shown = CliRunner().invoke(main, ["dead-letters", "show", f"{b.folder}/{b.name}.toml", "records", "0", offset])
+        assert f"timestamp {stamps[int(offset) % 5]} ms" in shown.output
+
+
+def test_a_partition_text_that_no_folder_can_have_as_its_name(bench: Make) -> None:
+    for mode in ("append", "upsert"):
+        b = bench("delta")
+        lines = [f'mode = "{mode}"', 'partition_by = "account"', *(['key = ["id"]'] if mode == "upsert" else [])]
+        texts = ["x" * 247, "x" * 248, "\u00e9" * 42, None, "\u00e9" * 41]
+        with b.run(b.pipeline("exactly-once", *lines, schema="id long not null, account string"), partitions=1) as run:
+            run.deliver({0: [json.dumps({"id": n, "account": text}).encode() for n, text in enumerate(texts)]})
+            assert run.counts() == Counts(5, 3, 2)
+        assert {row["id"]: row["account"] for row in b.rows()} == {n: texts[n] for n in (0, 3, 4)}
+        assert [(offset, reason) for _, offset, reason in b.letters()] == [(1, REFUSED), (2, REFUSED)]
 
 
 @pytest.mark.parametrize("by", ["account", "day(at)", "_kafka_partition"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,8 +111,10 @@ def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> 
         click.echo(json.dumps(_as_json(letter), indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
-    when = datetime.fromtimestamp(letter.timestamp_ms / 1000, UTC)
-    console.print(Text(f"{topic}/{partition} offset {offset}, {when:%Y-%m-%d %H:%M:%S}Z", style="bold"))
+    when = f"timestamp {letter.timestamp_ms} ms"
+    with suppress(OverflowError, ValueError):  # a producer may set any, and there is no year 10000
+        when = f"{datetime.fromtimestamp(letter.timestamp_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+    console.print(Text(f"{topic}/{partition} offset {offset}, {when}", style="bold"))
     console.print(Text(f"{letter.reason}: {visible(letter.detail)}"))
     for name, value in letter.headers:
         console.print(Text(f"header {visible(name)}: {_short(value)}"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +21,7 @@ from avow.engines import sql
 from avow.engines.task import decode_batch
 from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
-from avow.kafka.reader import headers_column
+from avow.kafka.reader import COLUMNS, headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.base import DeadLetter, Rows, Selection
@@ -107,16 +106,14 @@ def _until(entry: Entry, guarantee: Guarantee) -> int:
 
 def _batch(letters: list[DeadLetter]) -> pa.RecordBatch:
     """Dead letters as the records they were."""
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    # Not by way of datetime, which has no year 10000: a producer may set any timestamp.
+    stamps = pa.array([letter.timestamp_ms for letter in letters], pa.int64()).cast(pa.timestamp("ms", "UTC"))
     return pa.RecordBatch.from_pydict(
         {
             "topic": pa.array([letter.topic for letter in letters], pa.string()),
             "partition": pa.array([letter.partition for letter in letters], pa.int32()),
             "offset": pa.array([letter.offset for letter in letters], pa.int64()),
-            "timestamp": pa.array(
-                [epoch + timedelta(milliseconds=letter.timestamp_ms) for letter in letters],
-                pa.timestamp("us", "UTC"),
-            ),
+            "timestamp": stamps.cast(COLUMNS.field("timestamp").type),
             "key": pa.array([letter.key for letter in letters], pa.binary()),
             "value": pa.array([letter.value for letter in letters], pa.binary()),
             "headers": headers_column([letter.headers for letter in letters]),

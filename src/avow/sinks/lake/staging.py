@@ -27,6 +27,10 @@ from avow.sinks.lake.files import DataFile, FileWriter, Place
 
 DELETED = "__avow_deleted"  # marks a tombstone in a note; settings keep the name free
 
+FOLDER_BYTES_MAX = 255  # of one name, on every common file system
+DAY_S = 86_400
+FIRST_DAY, END_DAY = -719_162, 2_932_897  # since 1970: 0001-01-01, and the day after 9999-12-31
+
 
 @dataclass(frozen=True, slots=True)
 class Brief:
@@ -80,15 +84,16 @@ class LakeStaging:
         return Written(refused=refused)
 
     def _fitted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Rows in the table's columns and types, without those that lack a value they must have."""
+        """Rows in the table's columns and types, without those that lack a value they must have, or have one that
+        the table's files, folders and statistics cannot hold."""
         refused: dict[int, str] = {}
-        columns = []
-        for one in self._brief.schema:
-            column = rows.column(one.name)
+        columns = [rows.column(one.name) for one in self._brief.schema]
+        for one, column in zip(self._brief.schema, columns, strict=True):
             if not one.nullable and column.null_count:
                 why = f"column {one.name!r} is null, and the table does not take that"
                 refused |= dict.fromkeys(pc.indices_nonzero(column.is_null()).to_pylist(), why)
-            columns.append(column if column.type == one.type else column.cast(one.type))
+            far = pc.indices_nonzero(_beyond_years(column)).to_pylist()
+            refused |= dict.fromkeys(far, f"column {one.name!r} is not in the years 1 to 9999")
         by = self._sink.partition_by
         if (
             by is not None
@@ -96,12 +101,15 @@ class LakeStaging:
             and pa.types.is_string(rows.column(by.column).type)
             and not self._brief.in_files
         ):
-            empty = pc.indices_nonzero(pc.equal(rows.column(by.column), "").fill_null(False)).to_pylist()
-            refused |= dict.fromkeys(empty, f"column {by.column!r} is empty, and a folder cannot tell that from null")
+            refused |= _folder_problems(by.column, rows.column(by.column))
         if refused:
             refused = refuse_whole(refused, rows.column(self._sink.lineage[2]).to_pylist())
             kept = pa.array([row for row in range(rows.num_rows) if row not in refused], pa.int64())
             columns = [column.take(kept) for column in columns]
+        columns = [
+            column if column.type == one.type else column.cast(one.type)
+            for one, column in zip(self._brief.schema, columns, strict=True)
+        ]
         # The flags of the schema are for the file. Here they would have to be true of every piece on its way there.
         return pa.RecordBatch.from_arrays(columns, schema=self._brief.schema), refused
 
@@ -186,11 +194,37 @@ class Writers:
         """Where the column is not in the files, some readers take its value from the folder's name, as Hive did."""
         if self._by is None or self._brief.in_files:
             return ""
-        text = "__HIVE_DEFAULT_PARTITION__" if value is None else quote(partition_text(value), safe="")
-        return f"{quote(self._by.name, safe='')}={text}/"
+        return f"{_folder(self._by.name, value)}/"
 
     def close(self) -> list[DataFile]:
         return [file for writer in self._writers.values() for file in writer.close()]
+
+
+def _folder(column: str, value: Any) -> str:
+    text = "__HIVE_DEFAULT_PARTITION__" if value is None else quote(partition_text(value), safe="")
+    return f"{quote(column, safe='')}={text}"
+
+
+def _folder_problems(column: str, texts: pa.Array) -> dict[int, str]:
+    """By row, why a text cannot name a folder."""
+    bad = {"": f"column {column!r} is empty, and a folder cannot tell that from null"}
+    for text in texts.unique().drop_null().to_pylist():
+        if len(_folder(column, text)) > FOLDER_BYTES_MAX:
+            bad[text] = f"column {column!r} partitions the table, and is too long to name a folder"
+    rows = pc.indices_nonzero(pc.is_in(texts, value_set=pa.array(bad, pa.string()))).to_pylist()
+    return {row: bad[texts[row].as_py()] for row in rows}
+
+
+def _beyond_years(column: pa.Array) -> pa.Array:
+    """Which days and times are outside the years that Parquet's statistics, Spark and Python can spell."""
+    if pa.types.is_date32(column.type):
+        ticks, numbers = 1, column.cast(pa.int32()).cast(pa.int64())
+    elif pa.types.is_timestamp(column.type) and column.type.unit != "ns":  # of those all are inside
+        ticks, numbers = DAY_S * {"s": 1, "ms": 1_000, "us": 1_000_000}[column.type.unit], column.cast(pa.int64())
+    else:
+        return pa.array([], pa.bool_())
+    inside = pc.and_(pc.greater_equal(numbers, FIRST_DAY * ticks), pc.less(numbers, END_DAY * ticks))
+    return pc.invert(inside).fill_null(False)
 
 
 def partition_text(value: Any) -> str:
