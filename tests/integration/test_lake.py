@@ -44,6 +44,7 @@ from tests.fix_sinks import Bench, Runner, iceberg_table, overwrite_lake, record
 from avow import sinks
 from avow.audit.table import open_reading
 from avow.cli import main
+from avow.engines import redrive as redriving_engine
 from avow.engines.redrive import Redriven, redrive
 from avow.engines.task import REFUSED
 from avow.errors import ConfigError, SinkError, Superseded
@@ -1246,6 +1247,32 @@ def wider(b: Bench) -> Any:
     return b.pipeline(more="").model_copy(
         update={"decode": b.pipeline().decode.model_copy(update={"unknown_fields": "ignore"})}
     )
+
+
+def test_a_redrive_reads_the_values_of_what_it_redrives_alone(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with b.run() as run:
+        for start in (0, 4):
+            run.deliver({0: [record(n, more=1) for n in range(start, start + 4)], 1: [b"bad", record(9, more=1)]})
+    kind = delta_table.DeltaFormat if b.kind == "delta" else IcebergFormat
+    real, read = kind.rows, []
+
+    def rows(table: Any, columns: Any = None, chosen: Any = None) -> pa.Table:
+        found = real(table, columns, chosen)
+        if "value" in found.schema.names:
+            read.append((found["partition"].to_pylist(), sorted(found["offset"].to_pylist())))
+        return found
+
+    monkeypatch.setattr(kind, "rows", rows)
+    monkeypatch.setattr(redriving_engine, "AT_ONCE", 2)
+    chosen = Selection(reason="unknown-field", from_offset=1, until_offset=6)
+    assert redrive(wider(b), chosen, no_spark) == Redriven(written=7)
+    if b.kind == "delta":  # Iceberg reads the rows that it marks
+        assert read == [([0, 0], [n, n + 1]) for n in (1, 3)] + [([0], [5]), ([1, 1], [1, 3])]
+    else:
+        assert max(len(offsets) for _, offsets in read) == 2
+    with sinks.dead_letters(wider(b)) as letters:
+        assert [(one.partition, one.offset) for one in letters.select(Selection(), 3)] == [(0, 0), (0, 6), (0, 7)]
+        assert [one.value for one in letters.select(Selection(partition=1), 9)] == [b"bad", b"bad"]
 
 
 @pytest.mark.parametrize("dies_after", [0, 1, 2, 3])

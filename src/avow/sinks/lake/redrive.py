@@ -52,26 +52,26 @@ class LakeLetters:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def _selected(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+    def _selected(self, selection: Selection) -> pa.Table:
         if not self._exists():
             return graveyard.SCHEMA.empty_table()
-        return graveyard.selected(there(self._letters.rows(columns), self._rows.book()), selection)
+        return graveyard.selected(there(self._letters.rows(graveyard.LIGHT), self._rows.book()), selection)
 
     def _exists(self) -> bool:
         return self._rows.load() and self._letters.load()
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
-        chosen = self._selected(selection, graveyard.LIGHT)
+        chosen = self._selected(selection)
         found = chosen.group_by("reason").aggregate([("offset", "count"), ("died_at", "max")])
         lines = [(row["reason"], row["offset_count"], row["died_at_max"]) for row in found.to_pylist()]
         return sorted(lines, key=lambda line: -line[1])
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
-        found = self._selected(selection, graveyard.LIGHT).group_by(["topic", "partition"]).aggregate([])
+        found = self._selected(selection).group_by(["topic", "partition"]).aggregate([])
         return sorted(TopicPartition(row["topic"], row["partition"]) for row in found.to_pylist())
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        return graveyard.from_rows(self._selected(selection).slice(0, limit))
+        return read_letters(self._letters, self._rows.book(), selection, limit) if self._exists() else []
 
     def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
         if not self._exists():
@@ -94,6 +94,22 @@ def there(found: pa.Table, book: Book) -> pa.Table:
         mine = pc.and_(pc.equal(found["topic"], row["topic"]), pc.equal(found["partition"], row["partition"]))
         claimed.append(found.filter(pc.and_(mine, pc.less(found["offset"], held.entry.position if held else 0))))
     return pa.concat_tables(claimed) if claimed else found
+
+
+def read_letters(table: LakeTable, book: Book, selection: Selection, limit: int) -> list[DeadLetter]:
+    """The first of those that are selected. Which they are is found without their keys and values: only these few are
+    read whole, however large the table is."""
+    part = None
+    if selection.topic is not None and selection.partition is not None:
+        where = TopicPartition(selection.topic, selection.partition)
+        part = Chosen(where, LETTER_COLUMNS, selection.from_offset, selection.until_offset)
+    light = graveyard.selected(there(table.rows(graveyard.LIGHT, part), book), selection).slice(0, limit)
+    found: list[DeadLetter] = []
+    for row in light.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "list")]).to_pylist():
+        where = TopicPartition(row["topic"], row["partition"])
+        whole = table.rows(None, Chosen(where, LETTER_COLUMNS, offsets=tuple(row["offset_list"])))
+        found += graveyard.from_rows(graveyard.selected(whole, Selection()))
+    return found
 
 
 class LakeRedriving:
@@ -125,8 +141,7 @@ class LakeRedriving:
         return [found[where] for where in partitions]
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        found = graveyard.selected(there(self._letters.rows(), self._rows.book()), selection)
-        return graveyard.from_rows(found.slice(0, limit))
+        return read_letters(self._letters, self._rows.book(), selection, limit)
 
     def write(self, rows: Rows) -> Written:
         # The columns as the rows have them: a transform may have changed them since the table was checked.
