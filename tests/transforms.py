@@ -30,3 +30,10 @@ def raising(rows: pa.RecordBatch) -> pa.RecordBatch:
     if rows.num_rows:
         raise ZeroDivisionError("no record is good enough")
     return rows
+
+
+def with_nan(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """A nested NaN in every second row."""
+    at = rows.schema.get_field_index("n")
+    values = [[float("nan")] if number % 2 else value for number, value in enumerate(rows.column(at).to_pylist())]
+    return rows.set_column(at, "n", pa.array(values, rows.column(at).type))

@@ -102,6 +102,31 @@ def test_a_redrive_between_a_write_and_its_claim(b: Bench, monkeypatch: pytest.M
         assert letters.select(Selection(), 10) == []
 
 
+def test_nested_floats_in_jsonb_are_exact_or_refused(bench: Make) -> None:
+    b = bench("postgres")
+    schema = "id long not null, n array<struct<f: float, d: double>>"
+    pipeline = b.pipeline("exactly-once", schema=schema)
+    texts = ['[{"f":0.1,"d":1e22}]', '[{"d":-0.0}]', '[{"f":1},{"f":-0}]', '[{"f":3.4028235e38,"d":5e-324}]', "null"]
+    with b.run(pipeline) as run:
+        run.deliver({0: [f'{{"id":{n},"n":{text}}}'.encode() for n, text in enumerate(texts)]})
+        assert run.counts() == Counts(5, 3, 2, 0)
+    assert b.letters() == [(0, 1, REFUSED), (0, 2, REFUSED)], "jsonb has no -0"
+    # By PostgreSQL's own text: what numeric holds is exact.
+    first, last, none = (row["n"] for row in b._query(f'SELECT n::text FROM "{b.table}" ORDER BY id'))
+    assert first == '[{"d": 10000000000000000000000, "f": 0.1}]'
+    assert json.loads(last, parse_int=float) == [{"d": 5e-324, "f": 3.4028235e38}]
+    assert none is None
+
+
+def test_nested_nan_that_a_transform_makes_is_a_dead_letter(bench: Make) -> None:
+    b = bench("postgres")
+    schema = "id long not null, n array<double>"
+    pipeline = b.pipeline("exactly-once", schema=schema, more='[transform]\npython = "tests.transforms:with_nan"')
+    with b.run(pipeline) as run:
+        run.deliver({0: [f'{{"id":{n},"n":[0.5]}}'.encode() for n in range(4)]})
+    assert (b.ids(), b.letters()) == ([0, 2], [(0, 1, REFUSED), (0, 3, REFUSED)])
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_second_run_goes_on_where_the_first_ended(b: Bench, guarantee: str) -> None:
     pipeline = b.pipeline(guarantee)

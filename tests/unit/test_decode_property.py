@@ -197,6 +197,13 @@ def nearest(token: str, code: str) -> float:
     return sign * float(count) * 2.0**unit  # both exact, and so is their product
 
 
+def whole_or_nearest(token: str, code: str) -> float:
+    found = nearest(token, code)
+    if re.fullmatch("-?[0-9]+", token) and exact(token) != Fraction(found):
+        raise No("a whole number that is not held")
+    return found
+
+
 def day_number(year: str, month: str, day: str) -> date:
     y, m, d = int(year), int(month), int(day)
     leap = y % 4 == 0 and (y % 100 != 0 or y % 400 == 0)
@@ -248,9 +255,9 @@ def slow_value(value: Any, type: T, policy: str, no_nul: bool) -> Any:
                 raise No("range")
             return int(token)
         case ("float",):
-            return nearest(number(value), "f")
+            return whole_or_nearest(number(value), "f")
         case ("double",):
-            return nearest(number(value), "d")
+            return whole_or_nearest(number(value), "d")
         case ("decimal", precision, scale):
             return slow_decimal(value.token if isinstance(value, Num) else value, precision, scale)
         case ("string",):

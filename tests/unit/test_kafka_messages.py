@@ -98,6 +98,14 @@ def test_json_is_exact() -> None:
     assert (first['we"ird'], second["d"], second["id"]) == (True, None, None)
 
 
+def test_nested_floats() -> None:
+    type_ = pa.list_(pa.struct([("f", pa.float32()), ("d", pa.float64())]))
+    found = [[{"f": 0.1, "d": -0.0}], [{"f": float("inf"), "d": 1.0}], None, [{"f": 1.0, "d": float("nan")}]]
+    texts, wrong = as_json.objects(pa.RecordBatch.from_arrays([pa.array(found, type_)], ["n"]))
+    assert texts.to_pylist() == [b'{"n":[{"f":0.1,"d":-0.0}]}', None, b'{"n":null}', None]
+    assert wrong == {1: "n: JSON has no word for inf", 3: "n: JSON has no word for nan"}
+
+
 def test_json_has_no_word_for_nan() -> None:
     values, wrong = as_json.objects(
         pa.RecordBatch.from_pydict({"a": [1.0, float("nan"), None], "b": [float("inf"), 1.0, 1.0]})

@@ -194,6 +194,8 @@ def _plain(value: Any, type_: pa.DataType) -> Any:
         return {field.name: _plain(value[field.name], field.type) for field in type_.fields}
     if pa.types.is_binary(type_):
         return base64.b64encode(value).decode()
+    if pa.types.is_float32(type_):
+        return Decimal(str(np.float32(value)))  # the fewest digits that say which float it is
     return value.isoformat() if pa.types.is_temporal(type_) else value
 
 

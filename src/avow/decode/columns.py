@@ -3,7 +3,8 @@
 What is returned is right, and everything doubtful is named instead: ``document`` and ``values`` are the judges, one
 record at a time, and this module only ever agrees with them. Where Arrow's reader is lax, as tried with pyarrow 26:
 
-- NaN, Infinity and numbers too large for float32 come out as such, numbers too small for a float as zero
+- NaN, Infinity and numbers too large for float32 come out as such, numbers too small for a float as zero, whole
+  numbers that a float does not hold as another
 - an absent field is null; a number may have any length; a decimal too large for its type may come out as another
 - a decimal with an exponent far below its scale comes out as zero, or ends the process: the exponent indexes a table
 - UTF-8 is not checked; a NUL byte ends the input
@@ -29,7 +30,7 @@ import pyarrow.json
 
 from avow.arrow import arrow_fields, arrow_type, binaries, indices
 from avow.decode.document import NUMBER_DIGITS_MAX
-from avow.decode.values import base64_decode, is_day
+from avow.decode.values import WHOLE_UNTIL, base64_decode, is_day
 from avow.schema import MAX_PRECISION, Array, Decimal, Field, Map, Scalar, Schema, Struct, Type
 
 _DAY = r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -212,6 +213,7 @@ def _settled(array: pa.Array, type: Type, doubts: _Doubts) -> pa.Array:
     if type in _FLOATS:
         doubts.rows |= _where(pc.invert(pc.is_finite(array)))
         doubts.zeros |= _where(pc.invert(array.cast(pa.bool_())))
+        doubts.rows |= _large(array, WHOLE_UNTIL[type])
     elif type in _SPELLING:
         return _settled_time(array, type, doubts)
     elif type is Scalar.BINARY:
@@ -250,6 +252,14 @@ def _near_the_ends(times: pa.Array) -> set[int]:
     if found["min"] is None or first <= found["min"] <= found["max"] <= last:
         return set()
     return _where(pc.or_(pc.less(times, first), pc.greater(times, last)))
+
+
+def _large(array: pa.Array, limit: float) -> set[int]:
+    """The floats that may stand for a whole number that they are not."""
+    found = pc.min_max(array).as_py()
+    if found["min"] is None or (-limit < found["min"] and found["max"] < limit):
+        return set()
+    return _where(pc.greater_equal(pc.abs(array), pa.scalar(limit, array.type)))
 
 
 def _settled_binary(array: pa.Array, doubts: _Doubts) -> pa.Array:

@@ -3,7 +3,8 @@
 How a type is written in JSON:
 
 - integers as a number without fraction and exponent, in range: ``1.0`` and ``1e2`` are refused
-- float and double as a number; the nearest value is taken, but not infinity, and zero only for zero
+- float and double as a number; the nearest value is taken, but not infinity, and zero only for zero; a whole number,
+  written without fraction and exponent, must be held exactly
 - decimals as a number or as a string that spells one, exact: no digit beyond the scale except zeros
 - date as ``2026-01-31``, timestamp as RFC 3339 with a zone, timestamp_ntz the same without one: years 0001 to 9999,
   no digit beyond microseconds except zeros, no leap second
@@ -35,6 +36,7 @@ Reader = Callable[[Json], object]  # never called with null
 
 _INTEGER_BITS = {Scalar.BYTE: 8, Scalar.SHORT: 16, Scalar.INT: 32, Scalar.LONG: 64}
 _LONG_DIGITS_MAX = 19
+WHOLE_UNTIL = {Scalar.FLOAT: 2.0**24, Scalar.DOUBLE: 2.0**53}  # below, every whole number is held exactly
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # The forms; whether a month has a day is the calendar's to say. Tighter than fromisoformat, which knows more of them.
 _DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -133,7 +135,7 @@ def _integer(type: Scalar) -> Reader:
     limit = 1 << (_INTEGER_BITS[type] - 1)
 
     def read(value: Json) -> int:
-        if not isinstance(value, Number) or not value.removeprefix(b"-").isdigit():
+        if not isinstance(value, Number) or not _is_whole(value):
             raise _wrong(value, f"{type}, digits only,")
         # Short first: int() of a thousand digits is slow, and longer ones it refuses itself.
         number = int(value) if len(value) <= _LONG_DIGITS_MAX + 1 else limit
@@ -144,24 +146,30 @@ def _integer(type: Scalar) -> Reader:
     return read
 
 
+def _is_whole(token: Number) -> bool:
+    return token.removeprefix(b"-").isdigit()
+
+
 def _double(value: Json) -> float:
     if not isinstance(value, Number):
         raise _wrong(value, "double")
-    return _finite(float(value), value, Scalar.DOUBLE)
+    return _held(float(value), value, Scalar.DOUBLE)
 
 
 def _float(value: Json) -> float:
     if not isinstance(value, Number):
         raise _wrong(value, "float")
     # By way of a double it would be rounded twice; Arrow rounds once.
-    return _finite(pa.scalar(value.decode()).cast(pa.float32()).as_py(), value, Scalar.FLOAT)
+    return _held(pa.scalar(value.decode()).cast(pa.float32()).as_py(), value, Scalar.FLOAT)
 
 
-def _finite(number: float, token: Number, type: Scalar) -> float:
+def _held(number: float, token: Number, type: Scalar) -> float:
     if math.isinf(number):
         raise Refused(Reason.OUT_OF_RANGE, f"{kind(token)} is too large for {type}")
     if number == 0 and not _is_zero(token.decode()):
         raise Refused(Reason.OUT_OF_RANGE, f"{kind(token)} is too small for {type}, and would be zero")
+    if abs(number) >= WHOLE_UNTIL[type] and _is_whole(token) and number != int(token):
+        raise Refused(Reason.OUT_OF_RANGE, f"{kind(token)} is a whole number that {type} does not hold exactly")
     return number
 
 

@@ -1,7 +1,7 @@
 """Rows as JSON, for sinks that keep text: exact, column by column, without a Python object per value where it can be.
 
-Numbers keep their digits, bytes are base64, times are RFC 3339. What JSON has no word for (NaN, infinity) is not
-written as something else: ``objects`` names the rows.
+Numbers keep their digits, a float has the fewest that say which one it is, bytes are base64, times are RFC 3339. What
+JSON has no word for (NaN, infinity), at any depth, is not written as something else: ``objects`` names the rows.
 
 Owns: that spelling. Must not know: any sink. It is what ``avow.decode`` reads back.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,12 @@ import pyarrow.compute as pc
 _TO_ESCAPE = r'[\x00-\x1f"\\]'
 
 
+class NotJson(ValueError):
+    """JSON has no word for a value."""
+
+
 def value_text(value: Any, type_: pa.DataType) -> str:
-    """One value."""
+    """One value, or ``NotJson``."""
     if value is None:
         return "null"
     if pa.types.is_list(type_):
@@ -36,7 +41,15 @@ def value_text(value: Any, type_: pa.DataType) -> str:
         return str(value)
     if pa.types.is_temporal(type_):
         return json.dumps(value.isoformat())
+    if pa.types.is_floating(type_):
+        return _float(value, type_)
     return json.dumps(value, ensure_ascii=False)
+
+
+def _float(value: float, type_: pa.DataType) -> str:
+    if not math.isfinite(value):
+        raise NotJson(f"JSON has no word for {value}")
+    return str(np.float32(value)) if pa.types.is_float32(type_) else json.dumps(value)
 
 
 def objects(rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
@@ -44,10 +57,12 @@ def objects(rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
     refused: dict[int, str] = {}
     parts: list[Any] = ["{"]
     for number, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
-        if pa.types.is_floating(column.type):
-            bad = np.flatnonzero(pc.fill_null(pc.invert(pc.is_finite(column)), False).to_numpy(zero_copy_only=False))
-            refused |= {int(row): f"{field.name}: JSON has no word for {column[int(row)].as_py()}" for row in bad}
-        parts += [f"{',' if number else ''}{json.dumps(field.name, ensure_ascii=False)}:", _column(column)]
+        if pa.types.is_nested(column.type):
+            spelled, wrong = _nested(column)
+        else:
+            spelled, wrong = _column(column), _not_finite(column)
+        refused |= {row: f"{field.name}: {why}" for row, why in wrong.items()}
+        parts += [f"{',' if number else ''}{json.dumps(field.name, ensure_ascii=False)}:", spelled]
     if not rows.num_columns:
         return pa.repeat(pa.scalar(b"{}"), rows.num_rows), refused
     joined = pc.binary_join_element_wise(*parts, "}", "")
@@ -56,6 +71,26 @@ def objects(rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
         keep[list(refused)] = False
         joined = pc.if_else(pa.array(keep), joined, None)
     return joined.cast(pa.binary()), refused
+
+
+def _not_finite(column: pa.Array) -> dict[int, str]:
+    if not pa.types.is_floating(column.type):
+        return {}
+    bad = np.flatnonzero(pc.fill_null(pc.invert(pc.is_finite(column)), False).to_numpy(zero_copy_only=False))
+    return {int(row): f"JSON has no word for {column[int(row)].as_py()}" for row in bad}
+
+
+def _nested(column: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+    """The texts, and the rows that have none."""
+    texts: list[str | None] = []
+    wrong: dict[int, str] = {}
+    for row, value in enumerate(column.to_pylist()):
+        try:
+            texts.append(value_text(value, column.type))
+        except NotJson as error:
+            texts.append(None)
+            wrong[row] = str(error)
+    return pa.array(texts, pa.string()), wrong
 
 
 def _column(column: pa.Array) -> pa.Array:
@@ -68,7 +103,7 @@ def _column(column: pa.Array) -> pa.Array:
     elif pa.types.is_timestamp(type_):
         zone = "Z" if type_.tz else ""
         spelled = pc.strftime(column.cast(pa.timestamp("us", type_.tz)), format=f'"%Y-%m-%dT%H:%M:%S{zone}"')
-    elif pa.types.is_nested(type_) or pa.types.is_binary(type_) or pa.types.is_date(type_):
+    elif pa.types.is_binary(type_) or pa.types.is_date(type_):
         return pa.array([value_text(value, type_) for value in column.to_pylist()], pa.string())
     else:
         spelled = column.cast(pa.string())

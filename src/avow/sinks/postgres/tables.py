@@ -10,14 +10,16 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from adbc_driver_manager import Error as DatabaseError
 
 from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN, Postgres, Table
-from avow.sinks.json import value_text
+from avow.sinks.json import NotJson, value_text
 from avow.sinks.postgres.session import Session, message, name
 
 _TYPES = {
@@ -171,11 +173,33 @@ def _encode(array: pa.Array) -> pa.Array:
     if pa.types.is_int8(array.type):
         return array.cast(pa.int16())
     if pa.types.is_nested(array.type):
-        texts = [None if value is None else value_text(value, array.type) for value in array.to_pylist()]
+        texts = [None if value is None else _jsonb(value, array.type) for value in array.to_pylist()]
         return pa.array(texts, pa.string()).cast(pa.json_())
     return array
 
 
+# A string, or -0 as a number of its own, which jsonb would take for 0.
+_MINUS_ZERO = re.compile(
+    r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(?<![eE])(-0(?:\.0+)?(?:[eE][+-]?[0-9]+)?)(?=[,\]}\s]|\Z)', re.DOTALL
+)
+
+
+def _jsonb(value: Any, type_: pa.DataType) -> str:
+    """A value as JSON text. One that jsonb cannot hold is a text that is no JSON: the server then refuses its row."""
+    try:
+        text = value_text(value, type_)
+    except NotJson as error:
+        return str(error)
+    return _exact(text)
+
+
+def _exact(text: str) -> str:
+    lost = "-0" in text and any(match[1] for match in _MINUS_ZERO.finditer(text))
+    return f"jsonb has no -0: {text}" if lost else text
+
+
 def json_text(array: pa.Array) -> pa.Array:
     """A column of JSON text as PostgreSQL's jsonb takes it."""
+    if pc.any(pc.match_substring(array, "-0")).as_py():
+        array = pa.array([text and _exact(text) for text in array.to_pylist()], pa.string())
     return array.cast(pa.json_())
