@@ -12,11 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Message
 
 from avow.decode import REASONS, Decoded, Decoder, Reason, arrow_type, decoder
 from avow.decode import json as reading
-from avow.kafka.headers import CHECKSUM, checksum
-from avow.kafka.reader import headers_column
+from avow.engines.consumer import _reading
+from avow.engines.task import last_fingerprint
+from avow.kafka.headers import CHECKSUM, NOT_UTF8, checksum
+from avow.kafka.log import fingerprint
+from avow.kafka.reader import as_batch, headers_column
+from avow.ledger import OffsetRange
 from avow.schema import parse
 from avow.settings import Pipeline
 
@@ -251,6 +256,13 @@ def test_values_that_complete_one_another_are_both_bad() -> None:
         ("float", "1e-60", Reason.OUT_OF_RANGE),
         ("float", "1.00000017881393432617187499", 1.0000001192092896),  # would round up by way of a double
         ("double", "12", 12.0),
+        ("double", "9007199254740993", Reason.OUT_OF_RANGE),
+        ("double", "-9007199254740992", -(2.0**53)),
+        ("double", "9007199254740993.0", 2.0**53),
+        ("double", "100000000000000000000", 1e20),
+        ("float", "16777217", Reason.OUT_OF_RANGE),
+        ("float", "16777218", 16777218.0),
+        ("array<struct<f: float>>", '[{"f":1},{"f":-123456789}]', Reason.OUT_OF_RANGE),
         ("double", "1e-400", Reason.OUT_OF_RANGE),
         ("double", "0e-400", 0.0),
         ("double", '"12"', Reason.WRONG_TYPE),
@@ -589,6 +601,48 @@ def test_a_value_that_is_not_what_its_producer_sent_is_corrupted() -> None:
         assert all(one.detail.isprintable() for one in dead.values())
     assert "says 12345678, and the value's is" in to.decode(whole).dead[3].detail
     assert "there is no value" in to.decode(whole).dead[5].detail
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_a_timestamp_that_no_sink_holds_is_a_dead_letter(unit: str) -> None:
+    fit, beyond = [-1, 0, 253_402_300_799_999], [-2, 253_402_300_800_000, 2**52]
+    beyond += [1_700_000_000_000_000_000, 2**63 - 1] if unit == "ms" else []
+    stamps = pa.array([stamp * (1 if unit == "ms" else 1000) for stamp in [*fit, *beyond]], pa.int64())
+    one = batch([GOOD] * len(stamps)).append_column("timestamp", stamps.cast(pa.timestamp(unit, "UTC")))
+    found = json().decode(one)
+    assert found.kept.to_pylist() == [0, 1, 2]
+    assert [(dead.index, dead.reason) for dead in found.dead] == [
+        (row, Reason.TIMESTAMP) for row in range(3, len(stamps))
+    ]
+    assert str(beyond[1]) in found.dead[1].detail
+
+
+def test_a_header_whose_name_is_not_utf8_makes_a_dead_letter() -> None:
+    headers = headers_column([[("a", b"1")], None, [(NOT_UTF8, b"1"), (NOT_UTF8, None)], []])
+    found = json().decode(batch([GOOD] * 4).append_column("headers", headers))
+    assert found.kept.to_pylist() == [0, 1, 3]
+    assert [(dead.index, dead.reason) for dead in found.dead] == [(2, Reason.HEADER_NAME)]
+
+
+def test_timestamps_are_read_as_they_are() -> None:
+    stamps = [-1, 0, 253_402_300_800_000, 1_700_000_000_000_000_000, 2**63 - 1]
+    messages = [
+        Message(topic="t", partition=0, offset=n, value=b"v", key=b"k", timestamp=(1, stamp))
+        for n, stamp in enumerate(stamps)
+    ]
+    found = as_batch(OffsetRange("t", 0, 0, 5), messages)
+    assert found.column("timestamp").cast(pa.int64()).to_pylist() == stamps
+    for n, stamp in enumerate(stamps):
+        assert last_fingerprint(found.slice(0, n + 1)) == fingerprint(n, stamp, b"k", b"v")
+
+
+@pytest.mark.parametrize("part", ["key", "headers"])
+def test_batches_are_bounded_by_keys_and_headers_too(part: str) -> None:
+    large = bytes(1 << 20)
+    more: dict[str, Any] = {"key": large} if part == "key" else {"headers": [("h", large)]}
+    messages = [Message(topic="t", partition=0, offset=n, timestamp=(1, 0), **more) for n in range(40)]
+    found = list(_reading(messages)(OffsetRange("t", 0, 0, 40)))
+    assert [one.num_rows for one in found] == [16, 16, 8]
 
 
 def test_a_corrupted_delete_deletes_nothing() -> None:

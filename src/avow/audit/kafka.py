@@ -35,6 +35,7 @@ from avow.audit.content import CONTENT, Contents
 from avow.audit.findings import Finding, Kind, Offsets, Span, Spans
 from avow.audit.judge import Known
 from avow.errors import SinkError, TopicRecreated
+from avow.kafka.headers import headers_of
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.schema import Field
@@ -43,7 +44,7 @@ from avow.sinks.base import Selection
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours, several
-from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Headers, Mapper, output_topics, read_origin
+from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Mapper, output_topics, read_origin
 from avow.sinks.kafka.store import Store
 
 SHORT_BYTES = 40
@@ -323,7 +324,7 @@ def _short(value: bytes | None) -> bytes | None:
     return hashlib.blake2b(value, digest_size=SHORT_BYTES).digest()
 
 
-def _spelled(headers: Headers, *, marked: bool) -> str:
+def _spelled(headers: Sequence[tuple[str, bytes | str | None]], *, marked: bool) -> str:
     """Headers in one spelling, ours left out. Where records are ``marked`` the last of its name is ours; others came
     with the record."""
     names = [name for name, _ in headers]
@@ -388,7 +389,7 @@ class _Writing:
         self._stamped = 0
 
     def add(self, record: client.Message, place: int) -> None:
-        headers: Headers = list(record.headers() or [])  # type: ignore[arg-type]
+        headers = headers_of(record)
         where, offset = UNMARKED, 0
         if self._marked:
             said = next((value for name, value in reversed(headers) if name == ORIGIN), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,10 +110,7 @@ def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> 
         click.echo(json.dumps(_as_json(letter), indent=2))
         return
     console = Console(highlight=False, soft_wrap=True)
-    when = f"timestamp {letter.timestamp_ms} ms"
-    with suppress(OverflowError, ValueError):  # a producer may set any, and there is no year 10000
-        when = f"{datetime.fromtimestamp(letter.timestamp_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
-    console.print(Text(f"{topic}/{partition} offset {offset}, {when}", style="bold"))
+    console.print(Text(f"{topic}/{partition} offset {offset}, {_when(letter.timestamp_ms)}", style="bold"))
     console.print(Text(f"{letter.reason}: {visible(letter.detail)}"))
     for name, value in letter.headers:
         console.print(Text(f"header {visible(name)}: {_short(value)}"))
@@ -190,3 +186,11 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
         "value": as_hex(letter.value),
         "headers": [[name, as_hex(value)] for name, value in letter.headers],
     }
+
+
+def _when(timestamp_ms: int) -> str:
+    """A record's timestamp, which may be any number."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+    except (ValueError, OverflowError, OSError):
+        return f"timestamp {timestamp_ms} ms"

@@ -30,7 +30,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from avow.errors import SourceError
 from avow.kafka.connect import made, settings_of, strike
-from avow.kafka.headers import KEY
+from avow.kafka.headers import KEY, headers_of
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import FETCH, FIXED
 from avow.settings import Source, revealed
@@ -267,5 +267,5 @@ def _record(message: client.Message) -> Record:
         -1 if kind == client.TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
         message.key(),
         message.value(),
-        message.headers() or (),  # type: ignore[arg-type]
+        headers_of(message),
     )

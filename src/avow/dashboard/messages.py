@@ -83,7 +83,6 @@ class MessageRow:
     key: Shown | None
     value: Shown | None
     headers: int
-    headers_problem: str  # why they cannot be read; empty if they were
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,6 @@ def row(one: Seen) -> MessageRow:
         shown(one.key),
         shown(one.value),
         len(one.headers),
-        one.headers_problem,
     )
 
 
@@ -214,7 +212,6 @@ class MessageAnswer:
     value: Shown | None
     headers: tuple[tuple[str, Shown | None], ...]
     more_headers: int  # that are not shown
-    headers_problem: str  # why they cannot be read; empty if they were
 
 
 def message(house: House, ask: MessageAsk) -> MessageAnswer:
@@ -230,7 +227,6 @@ def message(house: House, ask: MessageAsk) -> MessageAnswer:
         shown(one.value, whole=True),
         shown_headers(one.headers),
         max(0, len(one.headers) - HEADERS_MAX),
-        one.headers_problem,
     )
 
 
@@ -269,7 +265,6 @@ def export(house: House, ask: MessagesAsk) -> Iterator[bytes]:
             **_named("key", one.key),
             **_named("value", one.value),
             "headers": [{"name": name, **_named("value", value)} for name, value in one.headers],
-            **({"headers_problem": one.headers_problem} if one.headers_problem else {}),
         }
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 

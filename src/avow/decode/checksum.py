@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.arrow import indices
+from avow.decode import envelope
 from avow.decode.result import Dead, Decoded, Decoder, Reason, printable
 from avow.kafka.headers import CHECKSUM, CHECKSUM_DIGITS, checksum
 
@@ -31,7 +32,7 @@ class Checked:
         self.key_schema = inner.key_schema
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        bad = corrupted(batch)
+        bad = [*{dead.index: dead for dead in [*corrupted(batch), *envelope.unfit(batch)]}.values()]
         if not bad:
             return self._inner.decode(batch)
         gone = {dead.index for dead in bad}

@@ -19,6 +19,8 @@ _SHOWN_CHARS_MAX = 60
 class Reason(StrEnum):
     """Why a record is a dead letter: a code that people filter by."""
 
+    TIMESTAMP = "timestamp-out-of-range"  # the record's own, which no sink's column can hold
+    HEADER_NAME = "header-not-utf8"  # the name of one of its headers
     CORRUPTED = "corrupted"  # the value is not the one whose checksum its producer put beside it
     EMPTY = "empty"  # a value of zero bytes
     TOMBSTONE = "tombstone"  # a null value, where the pipeline takes none

@@ -46,6 +46,7 @@ from avow.engines.progress import Observer
 from avow.engines.task import Reading, Report, Work, can_join, decoded, deliver, deliver_joined
 from avow.errors import SourceError, Superseded, first_line
 from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.headers import size_of
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS, FETCH, FIXED, TAKE_RECORDS, as_batch
 from avow.ledger import Counts, OffsetRange
@@ -262,7 +263,7 @@ class _Attempt:
                 records = self._without_errors(records, taken)
             if records:
                 taken.messages += records
-                self._bytes += sum(map(len, records))
+                self._bytes += sum(map(size_of, records))
                 taken.until = max(taken.until, records[-1].offset() + 1)  # type: ignore[operator]
 
     def _read_again(self) -> None:
@@ -377,7 +378,7 @@ def _reading(messages: list[client.Message]) -> Reading:
             if message.offset() < todo.start:  # type: ignore[operator]
                 continue
             some.append(message)
-            size += len(message)
+            size += size_of(message)
             if len(some) >= BATCH_RECORDS or size >= BATCH_BYTES:
                 yield as_batch(todo, some)
                 some, size = [], 0

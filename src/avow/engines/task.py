@@ -473,6 +473,7 @@ def _with_lineage(
     columns = [batch.column(name) for name in ("topic", "partition", "offset", "timestamp")]
     columns += [batch.column("value").is_null() if p == "tombstone" else batch.column(p) for p in pipeline.carried]
     lineage = columns if whole else [column.take(kept) for column in columns]
+    lineage[3] = lineage[3].cast(pa.timestamp("us", "UTC"))  # of those that are kept it can hold every one
     names = [*rows.schema.names, *pipeline.sink.lineage, *pipeline.carried.values()]
     return pa.RecordBatch.from_arrays([*rows.columns, *lineage], names=names)
 
@@ -520,9 +521,11 @@ def last_fingerprint(batch: pa.RecordBatch) -> Fingerprint:
 
 def _record(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
     record = {name: batch.column(name)[index].as_py() for name in ("offset", "key", "value", "headers")}
-    # Not as a datetime: making one, pyarrow imports pandas.
-    microseconds = batch.column("timestamp").cast(pa.timestamp("us", "UTC"))[index].value
-    return record | {"timestamp_ms": -1 if microseconds is None else microseconds // 1000}
+    # Not as a datetime: making one, pyarrow imports pandas, and it has no year 10000.
+    stamps = batch.column("timestamp")
+    stamp = stamps[index].value
+    per_ms = 1 if stamps.type.unit == "ms" else 1000  # Spark's are in microseconds
+    return record | {"timestamp_ms": -1 if stamp is None else stamp // per_ms}
 
 
 def _letter(batch: pa.RecordBatch, index: int, reason: str, detail: str) -> DeadLetter:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import methodcaller
 from typing import Any, Self
 
 import confluent_kafka as client
@@ -28,6 +27,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from avow.errors import SourceError
 from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.headers import headers_of, size_of
 from avow.kafka.log import Log, TopicPartition, as_bytes, timestamp_of
 from avow.settings import Source, revealed
 
@@ -40,12 +40,6 @@ KEPT_BYTES_MAX = 24 * 1024 * 1024  # of one look
 READ_BYTES_MAX = 256 * 1024 * 1024
 TAKE = 500
 TAKE_S = 0.02  # a take lasts so long if there is less
-
-
-# Not ``message.headers()``, nor twice for one message: for a name that is not UTF-8, confluent-kafka (2.16) gives a
-# list with a null pointer in it and an error at the same time. A call that Python has optimised does not notice the
-# error, and a second call has none: whoever then takes the list apart ends with a segmentation fault.
-_HEADERS = methodcaller("headers")
 
 
 class State(StrEnum):
@@ -65,7 +59,6 @@ class Seen:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-    headers_problem: str = ""  # why they cannot be read; empty if they were
     state: State = State.COMMITTED
 
 
@@ -250,13 +243,13 @@ class Browser:
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise self._failure(topic, error)
                     if error is None and offset < until:
-                        budget.read -= len(message)
+                        budget.read -= size_of(message)
                         taken.counts[number] += 1
                         taken.reached[number] = offset + 1
                         seen = _seen(message)
                         if meant is None or meant(seen):
                             taken.seen.append(seen)
-                            budget.kept -= len(message)
+                            budget.kept -= size_of(message)
                             found[number] += 1
                     if error is not None or offset >= until - 1:
                         taken.reached[number] = until
@@ -357,12 +350,6 @@ def _of_the_group(error: KafkaError | None) -> bool:
 
 
 def _seen(message: client.Message) -> Seen:
-    headers: list[tuple[str, Any]] = []
-    problem = ""
-    try:
-        headers = list(_HEADERS(message) or [])
-    except (UnicodeDecodeError, SystemError):
-        problem = "a header's name is not UTF-8, and Kafka's Python client cannot read the headers of such a record"
     return Seen(
         message.topic() or "",
         message.partition() or 0,
@@ -370,8 +357,7 @@ def _seen(message: client.Message) -> Seen:
         timestamp_of(message),
         as_bytes(message.key()),
         as_bytes(message.value()),
-        tuple((name, as_bytes(value)) for name, value in headers),
-        problem,
+        tuple(headers_of(message)),
     )
 
 

@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
@@ -41,6 +41,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # t
 from avow.errors import ConfigError, SourceError
 from avow.kafka.committed import committed, reader
 from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.headers import headers_of
 from avow.kafka.metadata import ClusterView, as_view
 from avow.ledger import Entry, Fingerprint, LogView
 from avow.settings import Source, Start, revealed
@@ -372,11 +373,8 @@ class Log:
             message = self._first_records({where: offset}, "read_committed").get(where)
             if message is None or message.offset() != offset:
                 raise SourceError(f"there is no committed record at offset {offset} of {where}")
-            pairs = cast("list[tuple[str, bytes | str | None]]", message.headers() or [])
-            headers = [(name, as_bytes(value)) for name, value in pairs]
-            found.append(
-                Record(offset, timestamp_of(message), as_bytes(message.key()), as_bytes(message.value()), headers)
-            )
+            key, value = as_bytes(message.key()), as_bytes(message.value())
+            found.append(Record(offset, timestamp_of(message), key, value, headers_of(message)))
         return found
 
     def _first_records(

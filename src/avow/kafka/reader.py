@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import confluent_kafka as client
 import numpy as np
@@ -32,6 +32,7 @@ from confluent_kafka import KafkaError
 
 from avow.errors import ProtocolViolation, SourceError
 from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.headers import Headers, headers_of, size_of
 from avow.ledger import OffsetRange
 from avow.settings import Source, revealed
 
@@ -41,14 +42,13 @@ TAKE_RECORDS = 10_000
 TAKE_S = 0.1  # also bounds what comes in one take of large records
 SILENCE_S = 30.0
 
-Headers = list[tuple[str, bytes | None]]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 COLUMNS = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp", pa.timestamp("ms", "UTC")),  # as Kafka has it: in microseconds not every one fits
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", HEADERS),
@@ -97,7 +97,7 @@ class Reader:
             size = 0
             for messages in self._takes(wanted):
                 pending += messages
-                size += sum(map(len, messages))
+                size += sum(map(size_of, messages))
                 if len(pending) >= BATCH_RECORDS or size >= BATCH_BYTES:
                     yield as_batch(wanted, pending)
                     pending, size = [], 0
@@ -175,10 +175,10 @@ def as_batch(wanted: OffsetRange, messages: list[client.Message]) -> pa.RecordBa
         _binary(pa.string(), topic * count, np.full(count, len(topic))),
         _numbers(pa.int32(), np.full(count, wanted.partition, np.int32)),
         _numbers(pa.int64(), offsets),
-        _numbers(pa.timestamp("us", "UTC"), stamps * 1000),
+        _numbers(pa.timestamp("ms", "UTC"), stamps),
         _binaries(list(map(client.Message.key, messages))),
         _binaries(list(map(client.Message.value, messages))),
-        headers_column(cast("list[Headers | None]", list(map(client.Message.headers, messages)))),
+        headers_column(list(map(headers_of, messages))),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=COLUMNS)
 

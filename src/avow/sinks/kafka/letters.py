@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import confluent_kafka as client
 
+from avow.kafka.headers import headers_of
 from avow.kafka.log import TopicPartition
 from avow.settings import Pipeline
 from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
@@ -50,7 +51,7 @@ def message(letter: DeadLetter) -> tuple[bytes, Headers]:
 
 def read(record: client.Message) -> tuple[DeadLetter, datetime] | None:
     """A letter and when it died; None if somebody else put this record here."""
-    headers: list[tuple[str, Any]] = list(record.headers() or [])  # type: ignore[arg-type]
+    headers: list[tuple[str, Any]] = list(headers_of(record))
     if tuple(name for name, _ in headers[: len(OURS)]) != OURS:
         return None
     where, reason, detail, timestamp, key_, null = (value for _, value in headers[: len(OURS)])
