@@ -139,7 +139,7 @@ def test_rows_that_only_postgres_refuses_become_dead_letters(scenario: Make) -> 
     s.produce(values)
     s.drain(s.file())
     assert s.ids() == dict.fromkeys([n for n in range(100) if n not in (13, 20)], 1)
-    assert dead(s) == [(0, 13, "refused-by-sink"), (0, 20, "refused-by-sink")]
+    assert dead(s) == [(0, 13, "refused-by-sink-23514"), (0, 20, "refused-by-sink-22001")]
     detail = s.rows('SELECT value, detail FROM avow.dead_letters WHERE pipeline = %s AND "offset" = 20', s.name)[0]
     assert bytes(detail[0]) == values[20]
     assert "value too long" in detail[1]
@@ -156,7 +156,7 @@ def test_upsert_rows_that_the_table_refuses_become_dead_letters(scenario: Make) 
     s.produce(payment(n) for n in range(100))
     s.drain(s.file(sink=sink(s, 'mode = "upsert"', 'key = ["id"]')))
     assert s.ids() == dict.fromkeys([n for n in range(100) if n != 13], 1)
-    assert dead(s) == [(0, 13, "refused-by-sink")]
+    assert dead(s) == [(0, 13, "refused-by-sink-23514")]
     assert totals(s) == (100, 99, 1, 0)
 
 

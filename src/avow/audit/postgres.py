@@ -35,7 +35,7 @@ class PostgresReading(TableReading, Session):
         self._sink = pipeline.sink
         super().__init__(self._sink.url.get_secret_value(), "avow-audit")
         with as_sink_error("cannot read one snapshot"):
-            self.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self.begin("ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot is not None:
                 self.run(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
             # The driver waits inside this transaction for as long as the tasks need.

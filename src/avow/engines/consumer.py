@@ -41,7 +41,7 @@ from confluent_kafka import KafkaError, KafkaException
 from avow import sinks
 from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import Driver, attempts, not_drained
+from avow.engines.driver import Driver, attempts, not_drained, prepare_table
 from avow.engines.progress import Observer
 from avow.engines.task import Reading, Report, Work, can_join, decoded, deliver, deliver_joined
 from avow.errors import SourceError, Superseded, first_line
@@ -97,8 +97,7 @@ class Run:
             store.prepare()
             known = log.partitions()
             ends = log.stable_ends(known) if self._once else None
-            if store.prepare_table(columns[0], rest=columns[1]):
-                self._observer.event(f"made {pipeline.sink.target}")
+            prepare_table(store, pipeline, columns, self._observer)
 
         def make() -> _Attempt:
             return _Attempt(pipeline, columns, known, ends, self._stop, self._observer)

@@ -48,7 +48,7 @@ from avow.errors import (
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Pipeline
-from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink
+from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink, DriverSink, Remarking
 
 LOGGER = logging.getLogger("avow.engines")  # traces: silent unless somebody listens
 
@@ -134,6 +134,14 @@ def _last_word(error: AvowError, failures: int) -> AvowError:
         advice=error.advice
         or "The ledger is whole: start again when the cause is fixed. --verbose shows the whole trace.",
     )
+
+
+def prepare_table(store: DriverSink, pipeline: Pipeline, columns: Columns, observer: Observer) -> None:
+    """Before the first attempt: make or check where rows go, and log what there is to say of it."""
+    if store.prepare_table(columns[0], rest=columns[1]):
+        observer.event(f"made {pipeline.sink.target}")
+    for remark in store.remarks if isinstance(store, Remarking) else ():
+        observer.event(remark)
 
 
 class Driver:

@@ -37,7 +37,7 @@ from avow import sinks
 from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, attempts, not_drained
+from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table
 from avow.engines.progress import Observer
 from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
 from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
@@ -106,8 +106,7 @@ class Run:
             else:
                 meet_executors(spark, self._stop, self._observer.event)
             columns = sink_fields(spark, pipeline)
-            if store.prepare_table(columns[0], rest=columns[1]):
-                self._observer.event(f"made {pipeline.sink.target}")
+            prepare_table(store, pipeline, columns, self._observer)
         if not self._attempts(spark, columns) and self._once:
             raise not_drained(pipeline)
 

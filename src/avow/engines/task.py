@@ -33,7 +33,7 @@ from avow.kafka.reader import COLUMNS
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks import SINKS
-from avow.sinks.base import CommittingSink, DeadLetter, Move, Rows, StagingSink, TaskSink, Writer
+from avow.sinks.base import CommittingSink, DeadLetter, Move, Refusal, Rows, StagingSink, TaskSink, Writer
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
 SHARE_COUNTS_FROM = 1_000
@@ -538,9 +538,14 @@ def _letter(batch: pa.RecordBatch, index: int, reason: str, detail: str) -> Dead
         key=record["key"],
         value=record["value"],
         headers=[(pair["key"], pair["value"]) for pair in record["headers"] or []],
-        reason=reason,
-        detail=detail,
+        reason=_reason(reason, detail),
+        detail=str(detail),
     )
+
+
+def _reason(reason: str, detail: str) -> str:
+    """With the sink's own code of it, if it has one."""
+    return f"{reason}-{detail.code}" if isinstance(detail, Refusal) and detail.code else reason
 
 
 def _refused_letters(
@@ -558,7 +563,8 @@ def _refused_letters(
         found = log.records(TopicPartition(todo.topic, todo.partition), sorted(refused))
     return [
         DeadLetter(
-            todo.topic, todo.partition, r.offset, r.timestamp_ms, r.key, r.value, r.headers, REFUSED, refused[r.offset]
+            *(todo.topic, todo.partition, r.offset, r.timestamp_ms, r.key, r.value, r.headers),
+            *(_reason(REFUSED, refused[r.offset]), str(refused[r.offset])),
         )
         for r in found
     ]

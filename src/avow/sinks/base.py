@@ -64,6 +64,17 @@ class Rows:
     deletes: pa.RecordBatch  # upsert only: the key columns of rows to delete
 
 
+class Refusal(str):
+    """Why the sink refused a record, with the sink's own code of it, if it has one: ``refused-by-sink-CODE``."""
+
+    code: str
+
+    def __new__(cls, text: str, code: str = "") -> Self:
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What the sink says of rows it was given."""
@@ -207,6 +218,13 @@ class DriverSink(Protocol):
 
     def brief(self) -> bytes:
         """What the tasks must know of the sink beside the pipeline. Asked after ``prepare_table``."""
+
+
+@runtime_checkable
+class Remarking(Protocol):
+    """A driver's side whose ledger remembers how the pipeline was declared."""
+
+    remarks: list[str]  # what is declared otherwise now; after ``prepare_table``
 
 
 @runtime_checkable

@@ -16,9 +16,11 @@ def _where(pipeline: str, selection: Selection) -> tuple[str, list[str]]:
     """As SQL, and the texts that stand in it as $1, $2, ...: what somebody has typed is never SQL."""
     texts = [pipeline]
     sql = "WHERE pipeline = $1"
+    if selection.reason is not None:  # with or without the SQLSTATE that a refusal has at its end
+        texts.append(selection.reason)
+        sql += " AND (reason = $2 OR reason LIKE 'refused-by-sink-%' AND left(reason, -6) = $2)"
     since, until = (None if when is None else when.isoformat() for when in (selection.since, selection.until))
     for column, text in (
-        ("reason =", selection.reason),
         ("topic =", selection.topic),
         ("died_at >=", since),
         ("died_at <", until),

@@ -6,12 +6,13 @@ Owns: the SQL of schema ``avow`` and its versions. The rules are ``ledger``'s; h
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from avow import ledger
-from avow.errors import PositionMoved, ProtocolViolation, SinkError
+from avow.errors import ConfigError, PositionMoved, ProtocolViolation, SinkError
 from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
@@ -19,7 +20,7 @@ from avow.schema import Field
 from avow.settings import Pipeline, Postgres
 from avow.sinks.base import GIVEN_UP_BATCH, Claim, Claimed, Held, Move
 from avow.sinks.postgres import tables
-from avow.sinks.postgres.session import Queries, Session, as_sink_error, literal
+from avow.sinks.postgres.session import Queries, Session, as_sink_error, literal, name
 
 # Each is run once, in order, in one transaction with the version it makes. Never edit one that has been released.
 MIGRATIONS = (
@@ -54,6 +55,13 @@ MIGRATIONS = (
     CREATE TABLE avow.keys (
         pipeline text NOT NULL, key text NOT NULL, seen_at timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (pipeline, key));
+    """,
+    # What each pipeline delivers into, and how it was last declared. And a backslash in an idempotency key is doubled
+    # from here on; a backslash and xNN stand for a byte that is no text.
+    r"""
+    CREATE TABLE avow.pipelines (
+        pipeline text PRIMARY KEY, table_oid bigint NOT NULL, table_name text NOT NULL, declared json NOT NULL);
+    UPDATE avow.keys SET key = regexp_replace(key, '\\(?!x[0-9a-f]{2})', '\\\\', 'g') WHERE strpos(key, '\') > 0;
     """,
 )
 CLAIMS_KEPT = "30 days"
@@ -108,7 +116,12 @@ def write_claims(session: Queries, pipeline: str, moves: Sequence[Move], batch: 
         "UPDATE avow.ledger l SET position = m.until, run = m.run, updated_at = now(),"
         f" read = m.read, written = m.written, dead = m.dead, skipped = m.skipped, {lasts}"
         " FROM m WHERE l.pipeline = $1 AND l.topic = m.topic AND l.partition = m.partition AND l.position = m.before"
-        " RETURNING m.*)"
+        " RETURNING m.*), trimmed AS ("
+        # With each new claim up to two of its partition's oldest go: a run of months keeps the log within its bound.
+        "DELETE FROM avow.claims c USING moved m WHERE c.pipeline = $1 AND c.topic = m.topic AND"
+        " c.partition = m.partition AND c.from_offset IN (SELECT o.from_offset FROM avow.claims o WHERE o.pipeline = $1"
+        " AND o.topic = m.topic AND o.partition = m.partition ORDER BY o.from_offset LIMIT 2)"
+        f" AND c.claimed_at < now() - interval '{CLAIMS_KEPT}')"
         " INSERT INTO avow.claims (pipeline, topic, partition, from_offset, until_offset, run, batch,"
         " read, written, dead, skipped) SELECT $1, topic, partition, since, until, run,"
         f" {batch}, new_read, new_written, new_dead, new_skipped FROM moved",
@@ -181,6 +194,8 @@ class Store:
         self._sink = pipeline.sink
         self._url = pipeline.sink.url.get_secret_value()
         self._session = Session(self._url, "avow-driver")
+        self._has_table = False  # a plain consumer has none
+        self.remarks: list[str] = []  # what is declared otherwise than when the pipeline last ran
 
     def __enter__(self) -> Store:
         return self
@@ -202,7 +217,62 @@ class Store:
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         """Make or check the target table. True if it was made."""
         with self._alone("cannot prepare the table"):
-            return tables.make_or_check(self._session, self._sink, tables.columns(fields, self._sink, rest=rest))
+            made = tables.make_or_check(self._session, self._sink, tables.columns(fields, self._sink, rest=rest))
+            self._remember_table()
+        self._has_table = True
+        return made
+
+    def _remember_table(self) -> None:
+        """Refuse another table than the one that the positions are of; remark what else is declared otherwise."""
+        session, pipeline, sink = self._session, self._pipeline, self._sink
+        ((oid,),) = session.query("SELECT to_regclass($1)::oid::bigint", tables.full_name(sink.table))
+        declared = {
+            "guarantee": str(pipeline.guarantee),
+            "sink.mode": sink.mode,
+            "sink.key": ", ".join(sink.key),
+            "source.topics": ", ".join(pipeline.source.topics or ()) or str(pipeline.source.topics_pattern),
+        }
+        known = session.query(
+            "SELECT table_oid, table_name, declared::text, (SELECT oid::regclass::text FROM pg_class"
+            " WHERE oid = table_oid) FROM avow.pipelines WHERE pipeline = $1",
+            pipeline.name,
+        )
+        if known:
+            ((known_oid, known_name, text, now_called),) = known
+            if known_oid != oid and self.entries():
+                raise self._other_table(known_name, now_called)
+            before = json.loads(text)
+            self.remarks += [
+                f"{key} is {value or 'none'} now; the last run of {pipeline.name} had {before[key] or 'none'}"
+                for key, value in declared.items()
+                if key in before and before[key] != value
+            ]
+        session.run(
+            f"INSERT INTO avow.pipelines VALUES ($1, {oid}, $2, $3) ON CONFLICT (pipeline) DO UPDATE SET"
+            " table_oid = excluded.table_oid, table_name = excluded.table_name, declared = excluded.declared",
+            pipeline.name,
+            str(sink.table),
+            json.dumps(declared),
+        )
+
+    def _other_table(self, known: str, now_called: str | None) -> ConfigError:
+        name, table = self._pipeline.name, self._sink.table
+        accept = (
+            f"If its rows were moved into {table} (a restored backup, a rebuilt table), accept that with DELETE FROM "
+            f"avow.pipelines WHERE pipeline = {literal(name)}."
+        )
+        if now_called is None:
+            return ConfigError(
+                f"table {table} is not the one that pipeline {name} has delivered into: {known} was dropped, and its "
+                "rows with it",
+                advice=f"Restore it, or give the pipeline a new name to fill {table} from source.start. {accept}",
+            )
+        return ConfigError(
+            f"pipeline {name} has delivered into table {now_called}, and sink.table is {table} now: its rows would be "
+            "split over two tables",
+            advice=f"Set sink.table to {now_called}; or rename that table to {table}, which is noticed; or give the "
+            f"pipeline a new name to fill {table} from source.start. {accept}",
+        )
 
     @contextmanager
     def _alone(self, problem: str) -> Iterator[None]:
@@ -213,8 +283,10 @@ class Store:
 
     def _migrate(self) -> None:
         session = self._session
-        session.run("CREATE SCHEMA IF NOT EXISTS avow")
-        session.run("CREATE TABLE IF NOT EXISTS avow.version (version integer NOT NULL)")
+        # Asked before: even with IF NOT EXISTS they need the right to create.
+        if session.query("SELECT to_regclass('avow.version') IS NULL")[0] == (True,):
+            session.run("CREATE SCHEMA IF NOT EXISTS avow")
+            session.run("CREATE TABLE avow.version (version integer NOT NULL)")
         found = session.query("SELECT coalesce(max(version), 0) FROM avow.version")[0][0]
         if found > len(MIGRATIONS):
             raise SinkError(
@@ -271,16 +343,18 @@ class Store:
                     self._pipeline.name,
                     where.topic,
                 )
-            self._session.run(
-                f"DELETE FROM avow.claims WHERE pipeline = $1 AND claimed_at < now() - interval '{CLAIMS_KEPT}'",
-                self._pipeline.name,
-            )
 
     def _end_older_sessions(self, run: int, which: str = "") -> None:
+        """Those that are certainly ours, and in somebody's way: named after an older run of this pipeline, by a
+        transaction that is open now, in this database, and that has the ledger's table locked."""
         prefix = _application_prefix(self._pipeline.name)
         self._session.query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, $1)"
-            f" AND substr(application_name, {len(prefix) + 1})::bigint < {run} AND usename = current_user{which}",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity a WHERE datname = current_database()"
+            " AND usename = current_user AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+            " AND CASE WHEN application_name ~ ('^' || $1 || '[0-9]{1,18}$')"
+            f" THEN substr(application_name, {len(prefix) + 1})::bigint < {run} END"
+            " AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.relation = 'avow.ledger'::regclass"
+            f" AND l.database = a.datid){which}",
             prefix,
         )
 
@@ -354,6 +428,7 @@ class Store:
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
         with as_sink_error("cannot write first positions"), self._session.transaction():
+            self._refuse_rows_of(entries)
             for where, entry in entries.items():
                 self._session.run(
                     "INSERT INTO avow.ledger (pipeline, topic, partition, position, start, topic_id, run, read,"
@@ -363,6 +438,38 @@ class Store:
                     where.topic,
                     entry.topic_id,
                 )
+
+    def _refuse_rows_of(self, entries: Mapping[TopicPartition, Entry]) -> None:
+        """Rows at or behind a first position. They are of another log of that name, or another pipeline's: upsert would
+        take each new record for an older one, and leave it out; append would make rows that nobody can tell apart."""
+        known = self.entries(only=entries)
+        fresh = {where: entry.position for where, entry in entries.items() if where not in known}
+        table = tables.full_name(self._sink.table)
+        if not fresh or not self._has_table:
+            return
+        topic, partition, offset, _ = map(name, self._sink.lineage)
+        found = self._session.query(
+            f"SELECT {topic}, {partition}, max({offset}) FROM {table}"
+            f" WHERE ({topic}, {partition}) IN ({_listed(fresh)}) GROUP BY 1, 2"
+        )
+        for in_topic, number, greatest in found:
+            if greatest < fresh[TopicPartition(in_topic, number)]:
+                continue
+            advice = (
+                "They were written by another pipeline, or come from an older topic of that name, or from one that was "
+                "cut. Name a new table, remove the rows, or declare an offset behind them in source.start."
+            )
+            if self._sink.mode == "upsert":
+                advice += (
+                    f" Or let them count as older than every record: UPDATE {table} SET {offset} = -1 WHERE {topic} = "
+                    f"{literal(in_topic)} AND {partition} = {number}."
+                )
+            raise ConfigError(
+                f"table {self._sink.table} has rows of {in_topic}/{number} up to offset {greatest}, and pipeline "
+                f"{self._pipeline.name}, which has no position there, would begin at offset "
+                f"{fresh[TopicPartition(in_topic, number)]}",
+                advice=advice,
+            )
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = ledger.NOTHING) -> None:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,35 @@ def _key_differences(session: Session, sink: Postgres) -> Iterator[str]:
     )
     if set(sink.key) not in [set(json.loads(row[0])) for row in rows]:
         yield f"{sink.mode} needs a unique index on exactly ({', '.join(sink.key)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides how rows go into the table."""
+
+    row_security: bool  # policies apply to our user
+    triggers: str  # the names of BEFORE triggers, which may discard a row without an error
+    lengths: Mapping[str, int]  # of columns varchar(n)
+
+    @property
+    def needs_insert(self) -> bool:
+        """Whether COPY will not do: the driver does not give the number of rows that it took, and with row security it
+        is refused."""
+        return self.row_security or bool(self.triggers)
+
+
+def shape(session: Session, table: Table) -> Shape:
+    rows = session.query(
+        "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid"
+        " UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid)"
+        " SELECT coalesce(row_security_active(to_regclass($1)::oid), false),"
+        " (SELECT coalesce(string_agg(DISTINCT tgname::text, ', '), '') FROM pg_trigger JOIN tree ON tgrelid = relid"
+        " WHERE tgtype & 3 = 3 AND tgenabled IN ('O', 'A') AND NOT tgisinternal),"
+        " (SELECT coalesce(json_object_agg(attname, atttypmod - 4), '{}')::text FROM pg_attribute"
+        " WHERE attrelid = to_regclass($1) AND atttypid = 'varchar'::regtype AND atttypmod > 0 AND NOT attisdropped)",
+        full_name(table),
+    )
+    return Shape(rows[0][0], rows[0][1], json.loads(rows[0][2]))
 
 
 def encode(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from adbc_driver_manager import Error as DatabaseError
 
-from avow.errors import ProtocolViolation
+from avow.errors import ConfigError, ProtocolViolation
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, Pipeline, Postgres
-from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
+from avow.sinks.base import DeadLetter, Move, Refusal, Rows, Selection, Written, refuse_whole
 from avow.sinks.postgres import session, store, tables
 from avow.sinks.postgres.letters import select
 from avow.sinks.postgres.session import name
 
-DELETED = "avow deleted"  # marks a tombstone in the staging table; no payload column is called so
+# Columns of the staging table; no payload column is called so.
+DELETED = "avow deleted"  # marks a tombstone (dedupe, upsert)
+ROW = "avow row"  # its number in what was to be written (append)
 
 
 class PostgresTask:
@@ -37,21 +41,22 @@ class PostgresTask:
         self._url = pipeline.sink.url.get_secret_value()
         self._session = session.cached(self._url, store.application(pipeline.name, run))
         self._staged = False
+        self._shape: tables.Shape | None = None
 
     @contextmanager
     def act(self) -> Iterator[None]:
         """One atomic act of the sink. A connection that broke is not used again."""
         try:
             try:
-                self._session.run("BEGIN")
+                self._session.begin()
             except DatabaseError:
                 # The cached connection died while nobody used it. Nothing was sent, so nothing can be doubled.
                 session.forget(self._url)
                 self._session = session.cached(self._url, store.application(self._pipeline.name, self._run))
-                self._session.run("BEGIN")
-            self._staged = False
+                self._session.begin()
+            self._staged, self._shape = False, None
             yield
-            self._session.run("COMMIT")
+            self._session.commit()
         except BaseException:
             # Also after a lost answer: the outcome is read from the ledger by whoever comes next.
             session.forget(self._url)
@@ -68,27 +73,32 @@ class PostgresTask:
 
     def write(self, rows: Rows) -> Written:
         """Put rows into the table (append), or aside until ``finish`` (dedupe, upsert)."""
+        if self._shape is None:  # once in each act: somebody may alter the table between two
+            self._shape = tables.shape(self._session, self._sink.table)
+        shape = self._shape
+        if not self._staged and (self._sink.mode != "append" or shape.needs_insert):
+            self._make_stage(rows.rows.schema.names)
         if self._sink.mode != "append":
-            return self._stage(rows)
+            return self._stage(rows, shape)
         batch = self._encoded(rows.rows)
-        refused: dict[int, str] = {}
+        refused = _too_long(batch, shape)
         if self._pipeline.transform is None:  # then every row is a record
-            self._copy(batch, 0, refused)
+            self._append(batch, refused, shape)
         else:
-            self._copy_records(batch, refused)
+            self._append_records(batch, refused, shape)
         return Written(refused=refused)
 
-    def _copy_records(self, batch: pa.RecordBatch, refused: dict[int, str]) -> None:
-        """As ``_copy``, where a record may have several rows: of one that has a bad row none goes in."""
+    def _append_records(self, batch: pa.RecordBatch, refused: dict[int, str], shape: tables.Shape) -> None:
+        """As ``_append``, where a record may have several rows: of one that has a bad row none goes in."""
         offsets = batch.column(self._sink.lineage[2]).to_pylist()
+        refused |= refuse_whole(refused, offsets)
         while True:
-            kept = [row for row in range(batch.num_rows) if row not in refused]
             self._session.run("SAVEPOINT records")
-            bad: dict[int, str] = {}
-            self._copy(batch.take(pa.array(kept, pa.int64())) if refused else batch, 0, bad)
-            whole = refuse_whole({kept[row]: why for row, why in bad.items()}, offsets)
+            found = dict(refused)
+            self._append(batch, found, shape)
+            whole = refuse_whole(found, offsets)
             refused |= whole
-            if len(whole) == len(bad):
+            if len(whole) == len(found):
                 self._session.run("RELEASE SAVEPOINT records")
                 return
             self._session.run("ROLLBACK TO SAVEPOINT records")
@@ -100,32 +110,74 @@ class PostgresTask:
             encoded = encoded.set_column(at, REST_COLUMN, tables.json_text(encoded.column(at)))
         return encoded
 
-    def _copy(self, batch: pa.RecordBatch, first: int, refused: dict[int, str]) -> None:
-        """COPY a batch; a row that the server refuses is set aside, the others go in. ``first`` is its row number."""
-        if not batch.num_rows:
+    def _append(self, batch: pa.RecordBatch, refused: dict[int, str], shape: tables.Shape) -> None:
+        """Put rows into the table but those in ``refused``; what the server refuses is added to these."""
+        table = self._sink.table
+        if not shape.needs_insert:
+            self._copy(batch, refused, table.name, schema=table.schema)
             return
-        try:
-            with self._session.savepoint():
-                table = self._sink.table
-                taken = self._session.copy(table.name, batch, schema=table.schema)
-        except DatabaseError as error:
-            if not session.refused(error):
-                raise
-            if batch.num_rows == 1:
-                refused[first] = session.message(error)
-                return
-            line = session.refused_line(error)
-            if line is not None and line < batch.num_rows:
-                refused[first + line] = session.message(error)
-                self._copy(batch.slice(0, line), first, refused)
-                self._copy(batch.slice(line + 1), first + line + 1, refused)
-            else:
-                half = batch.num_rows // 2
-                self._copy(batch.slice(0, half), first, refused)
-                self._copy(batch.slice(half), first + half, refused)
-            return
-        if taken != batch.num_rows:
-            raise ProtocolViolation(f"COPY took {taken} of {batch.num_rows} rows")
+        numbered = batch.append_column(ROW, pa.array(range(batch.num_rows), pa.int64()))
+        self._copy(numbered, refused, self._stage_name, temporary=True)
+        listed, row = ", ".join(map(name, self._columns)), name(ROW)
+
+        def insert(rows: Sequence[int]) -> int:
+            taken = self._session.run(
+                f"INSERT INTO {tables.full_name(table)} ({listed}) OVERRIDING SYSTEM VALUE SELECT {listed}"
+                f" FROM {name(self._stage_name)} WHERE {row} BETWEEN {rows[0]} AND {rows[-1]} ORDER BY {row}"
+            )
+            if taken != len(rows):
+                raise self._discarded(len(rows) - taken, shape)
+            return taken
+
+        self._isolate(_others(batch.num_rows, refused), insert, refused)
+        self._session.run(f"TRUNCATE {name(self._stage_name)}")
+
+    def _copy(self, batch: pa.RecordBatch, refused: dict[int, str], table: str, **where: Any) -> None:
+        def copy(rows: Sequence[int]) -> int:
+            whole = rows[-1] - rows[0] + 1 == len(rows)
+            some = batch.slice(rows[0], len(rows)) if whole else batch.take(pa.array(rows, pa.int64()))
+            self._session.copy(table, some, **where)
+            return 0
+
+        self._isolate(_others(batch.num_rows, refused), copy, refused)
+
+    def _isolate(self, numbers: Sequence[int], put: Callable[[Sequence[int]], int], refused: dict[int, str]) -> int:
+        """Put these in, and set aside what the server refuses. Where it does not say which one that was, halves are
+        tried. Where it does, halves of the rest: what stands behind a refused one is then sent again no more often than
+        the logarithm of how many are refused. The sum of what ``put`` gives."""
+        total, todo = 0, [numbers]
+        while todo:
+            some = todo.pop()
+            if not some:
+                continue
+            try:
+                with self._session.savepoint():
+                    done = put(some)
+                total += done
+            except DatabaseError as error:
+                if not self._refuses(error):
+                    raise
+                line = 0 if len(some) == 1 else session.refused_line(error)
+                if line is not None and line < len(some):
+                    refused[some[line]] = session.refusal(error)
+                    rest = some[line + 1 :]
+                    todo += [rest[len(rest) // 2 :], rest[: len(rest) // 2], some[:line]]
+                else:
+                    todo += [some[len(some) // 2 :], some[: len(some) // 2]]
+        return total
+
+    def _refuses(self, error: DatabaseError) -> bool:
+        """Whether it is about what is in a row. A policy's refusal of a row has the code of a missing right."""
+        assert self._shape is not None
+        return session.refused(error) or (error.sqlstate == "42501" and self._shape.row_security)
+
+    def _discarded(self, count: int, shape: tables.Shape) -> ConfigError:
+        return ConfigError(
+            f"table {self._sink.table} discarded {count} rows that it was given, without an error"
+            + (f" (BEFORE triggers: {shape.triggers})" if shape.triggers else ""),
+            advice="Nothing of this batch was written. Let the trigger RAISE EXCEPTION, which makes the record a dead "
+            "letter, leave records out by a transform, or drop the trigger.",
+        )
 
     # dedupe and upsert: stage everything, then apply it at once in the order of keys, so that two tasks with the same
     # keys wait for each other and do not deadlock.
@@ -134,13 +186,11 @@ class PostgresTask:
     def _stage_name(self) -> str:
         return f"avow stage {self._run}"
 
-    def _stage(self, rows: Rows) -> Written:
-        if not self._staged:
-            self._make_stage(rows.rows.schema.names)
+    def _stage(self, rows: Rows, shape: tables.Shape) -> Written:
         batch = self._encoded(rows.rows)
+        refused = _too_long(batch, shape)
         batch = batch.append_column(DELETED, pa.repeat(False, batch.num_rows))
-        refused: dict[int, str] = {}
-        self._copy_to_stage(batch, 0, refused)
+        self._copy(batch, refused, self._stage_name, temporary=True)
         if refused and self._pipeline.transform is not None:
             offset = self._sink.lineage[2]
             refused = refuse_whole(refused, batch.column(offset).to_pylist())
@@ -148,66 +198,44 @@ class PostgresTask:
             self._session.run(f"DELETE FROM {name(self._stage_name)} WHERE {name(offset)} IN ({bad})")
         if rows.deletes.num_rows:
             deletes = self._encoded(rows.deletes)
+            # A key that no column can hold is in no row: there is nothing to delete.
+            impossible = _too_long(deletes, shape)
             deletes = deletes.append_column(DELETED, pa.repeat(True, deletes.num_rows))
-            self._copy_to_stage(deletes, 0, {})
+            self._copy(deletes, impossible, self._stage_name, temporary=True)
+            self._deletes = True
         return Written(refused=refused)
 
     def _make_stage(self, columns: list[str]) -> None:
         listed = ", ".join(map(name, columns))
+        extra = f"0::bigint AS {name(ROW)}" if self._sink.mode == "append" else f"false AS {name(DELETED)}"
         self._session.run(
             f"CREATE TEMP TABLE {name(self._stage_name)} ON COMMIT DROP AS"
-            f" SELECT {listed}, false AS {name(DELETED)} FROM {tables.full_name(self._sink.table)} WITH NO DATA"
+            f" SELECT {listed}, {extra} FROM {tables.full_name(self._sink.table)} WITH NO DATA"
         )
         self._columns = columns
-        self._staged = True
-
-    def _copy_to_stage(self, batch: pa.RecordBatch, first: int, refused: dict[int, str]) -> None:
-        try:
-            with self._session.savepoint():
-                taken = self._session.copy(self._stage_name, batch, temporary=True)
-        except DatabaseError as error:
-            line = session.refused_line(error)
-            if not session.refused(error) or line is None:
-                raise
-            refused[first + line] = session.message(error)
-            if line:
-                self._copy_to_stage(batch.slice(0, line), first, refused)
-            if line + 1 < batch.num_rows:
-                self._copy_to_stage(batch.slice(line + 1), first + line + 1, refused)
-            return
-        if taken != batch.num_rows:
-            raise ProtocolViolation(f"COPY took {taken} of {batch.num_rows} rows")
+        self._staged, self._deletes = True, False
 
     def finish(self, done: OffsetRange) -> Written:
         """Apply what was staged. Gives what the table refused, by offset, and how many records were left out."""
-        if not self._staged:
+        if not self._staged or self._sink.mode == "append":
             return Written()
         refused: dict[int, str] = {}
-        skipped = self._apply(done.start, done.until, refused)
-        return Written(refused=refused, skipped=skipped)
+        return Written(refused=refused, skipped=self._apply(done, refused))
 
-    def _apply(self, start: int, until: int, refused: dict[int, str]) -> int:
-        """Apply the staged offsets in [start, until), setting aside records that the table refuses."""
+    def _apply(self, done: OffsetRange, refused: dict[int, str]) -> int:
+        """Apply what is staged, setting aside records that the table refuses. How many were left out."""
+        apply = self._upsert if self._sink.mode == "upsert" else self._dedupe
         try:
             with self._session.savepoint():
-                return self._upsert(start, until) if self._sink.mode == "upsert" else self._dedupe(start, until)
+                return apply(done.start, done.until)
         except DatabaseError as error:
-            if not session.refused(error):
+            if not self._refuses(error):
                 raise
-            offsets = self._staged_offsets(start, until)
-            if len(offsets) == 1:
-                refused[offsets[0]] = session.message(error)
-                return 0
-            middle = offsets[len(offsets) // 2]
-            return self._apply(start, middle, refused) + self._apply(middle, until, refused)
-
-    def _staged_offsets(self, start: int, until: int) -> list[int]:
-        offset = name(self._sink.lineage[2])
-        rows = self._session.query(
-            f"SELECT DISTINCT {offset} FROM {name(self._stage_name)}"
-            f" WHERE {offset} >= {start} AND {offset} < {until} ORDER BY 1"
-        )
-        return [row[0] for row in rows]
+        # Parts are found by an index from here on, or each would read all that is staged.
+        offset, stage = name(self._sink.lineage[2]), name(self._stage_name)
+        self._session.run(f"CREATE INDEX ON {stage} ({offset})")
+        found = self._session.query(f"SELECT DISTINCT {offset} FROM {stage} ORDER BY 1")
+        return self._isolate([row[0] for row in found], lambda some: apply(some[0], some[-1] + 1), refused)
 
     def _picked(self, start: int, until: int, order: str, extra: str = "") -> str:
         """One staged row per key of [start, until): the first or the last, in the order of keys."""
@@ -227,21 +255,48 @@ class PostgresTask:
             f" SELECT (SELECT count(DISTINCT {offset}) FROM {name(self._stage_name)}"
             f" WHERE {offset} >= {start} AND {offset} < {until}) - (SELECT count(DISTINCT {offset}) FROM taken)"
         )
+        self._check_discarded(f"({self._picked(start, until, 'ASC')}) p WHERE NOT EXISTS ({self._with_key('p')})")
         return int(rows[0][0])
 
     def _upsert(self, start: int, until: int) -> int:
         table, keys = tables.full_name(self._sink.table), self._sink.key
         listed, key_list = ", ".join(map(name, self._columns)), ", ".join(map(name, keys))
-        latest = self._picked(start, until, "DESC", f" WHERE {name(DELETED)}")
-        same = " AND ".join(f"t.{name(key)} = d.{name(key)}" for key in keys)
-        self._session.run(f"DELETE FROM {table} t USING ({latest}) d WHERE {same} AND {self._later('t', 'd')}")
+        deleted = self._picked(start, until, "DESC", f" WHERE {name(DELETED)}")
+        if self._deletes:
+            # DELETE takes rows in no order of its own, so all are locked before, in the order of keys.
+            every = self._picked(start, until, "DESC")
+            order = ", ".join(f"t.{name(key)}" for key in keys)
+            self._session.query(
+                f"SELECT count(*) FROM (SELECT 1 FROM {table} t JOIN ({every}) d ON {self._same('t', 'd')}"
+                f" ORDER BY {order} FOR UPDATE OF t) locked"
+            )
+            self._session.run(
+                f"DELETE FROM {table} t USING ({deleted}) d WHERE {self._same('t', 'd')} AND {self._later('t', 'd')}"
+            )
         latest = self._picked(start, until, "DESC", f" WHERE NOT {name(DELETED)}")
         sets = ", ".join(f"{name(c)} = excluded.{name(c)}" for c in self._columns if c not in keys)
         self._session.run(
             f"INSERT INTO {table} AS t ({listed}) SELECT {listed} FROM ({latest}) p ORDER BY {key_list}"
             f" ON CONFLICT ({key_list}) DO UPDATE SET {sets} WHERE {self._later('t', 'excluded')}"
         )
+        self._check_discarded(
+            f"({latest}) p WHERE NOT EXISTS ({self._with_key('p')})"
+            f" OR EXISTS ({self._with_key('p')} AND {self._later('t', 'p')})"
+        )
+        self._check_discarded(f"({deleted}) p WHERE EXISTS ({self._with_key('p')} AND {self._later('t', 'p')})")
         return 0
+
+    def _check_discarded(self, missing: str) -> None:
+        """Stop if rows were discarded without an error, which only triggers and row security can do."""
+        assert self._shape is not None
+        if self._shape.needs_insert and (count := self._session.query(f"SELECT count(*) FROM {missing}")[0][0]):
+            raise self._discarded(count, self._shape)
+
+    def _same(self, one: str, other: str) -> str:
+        return " AND ".join(f"{one}.{name(key)} = {other}.{name(key)}" for key in self._sink.key)
+
+    def _with_key(self, staged: str) -> str:
+        return f"SELECT FROM {tables.full_name(self._sink.table)} t WHERE {self._same('t', staged)}"
 
     def _later(self, old: str, new: str) -> str:
         """The offset guard: within a partition only a later record changes a row, so a replay changes nothing."""
@@ -297,7 +352,36 @@ class PostgresTask:
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Chosen dead letters, held until the act ends."""
+        others = self._session.query(
+            "SELECT table_name FROM avow.pipelines WHERE pipeline = $1 AND table_oid <> to_regclass($2)::oid::bigint",
+            self._pipeline.name,
+            tables.full_name(self._sink.table),
+        )
+        if others:
+            raise ConfigError(
+                f"pipeline {self._pipeline.name} has delivered into table {others[0][0]}, and sink.table is "
+                f"{self._sink.table} now",
+                advice="Redrive into the table that the pipeline runs with.",
+            )
         return select(self._session, self._pipeline.name, selection, limit, lock=True)
+
+
+def _others(count: int, refused: Collection[int]) -> Sequence[int]:
+    """The rows that are not refused yet."""
+    return [row for row in range(count) if row not in refused] if refused else range(count)
+
+
+def _too_long(batch: pa.RecordBatch, shape: tables.Shape) -> dict[int, str]:
+    """Rows with a text that a varchar(n) would refuse, or cut without a word, if what is too much are spaces."""
+    refused: dict[int, str] = {}
+    for column, length in shape.lengths.items():
+        at = batch.schema.get_field_index(column)
+        if at < 0:
+            continue
+        for row in pc.indices_nonzero(pc.greater(pc.utf8_length(batch.column(at)), length)).to_pylist():
+            why = f"column {column!r}: value too long for type character varying({length}) (SQLSTATE 22001)"
+            refused.setdefault(row, Refusal(why, "22001"))
+    return refused
 
 
 def headers_json(headers: list[tuple[str, bytes | None]]) -> str:

@@ -1,0 +1,347 @@
+"""What is PostgreSQL's own: rows that only the server can refuse, triggers, rights, and what the ledger remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from tests.fix_sinks import SCHEMA, TOPIC, Bench, batch, record
+
+from avow.engines.task import REFUSED, decode_batch
+from avow.errors import ConfigError
+from avow.kafka.log import TopicPartition
+from avow.ledger import Counts, Entry, OffsetRange
+from avow.settings import Pipeline, Postgres
+from avow.sinks import dead_letters, driver_sink
+from avow.sinks.base import Refusal, Remarking, Selection
+from avow.sinks.postgres import PostgresTask
+
+MODES = ["append", "dedupe", "upsert"]
+
+
+@pytest.fixture
+def b(bench: Callable[..., Bench]) -> Bench:
+    return bench("postgres")
+
+
+def pipeline(b: Bench, mode: str = "append", guarantee: str = "exactly-once", schema: str = SCHEMA) -> Pipeline:
+    lines = [] if mode == "append" else [f'mode = "{mode}"', 'key = ["id"]']
+    return b.pipeline(guarantee, *lines, schema=schema)
+
+
+def sql(b: Bench, *statements: str) -> None:
+    with psycopg.connect(b._url) as connection:
+        for statement in statements:
+            connection.execute(statement.replace("TABLE_", b.table).encode())
+
+
+def make_trigger(b: Bench, body: str, when: str = "BEFORE INSERT", kind: str = "TRIGGER", how: str = "") -> None:
+    sql(
+        b,
+        f"CREATE OR REPLACE FUNCTION TABLE__f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$",
+        'DROP TRIGGER IF EXISTS guard ON "TABLE_"',
+        f'CREATE {kind} guard {when} ON "TABLE_" {how} FOR EACH ROW EXECUTE FUNCTION TABLE__f()',
+    )
+
+
+# Rows that the server refuses
+
+RAISED = "IF NEW.id = 5 THEN RAISE EXCEPTION 'five is not taken' USING DETAIL = 'it never was'; END IF;"
+REFUSALS: dict[str, tuple[str, Callable[[Bench], object]]] = {
+    "raised": ("P0001", lambda b: make_trigger(b, RAISED)),
+    "raised-after": ("P0001", lambda b: make_trigger(b, RAISED, "AFTER INSERT")),
+    "own-sqlstate": (
+        "AV001",
+        lambda b: make_trigger(b, "IF NEW.id = 5 THEN RAISE SQLSTATE 'AV001'; END IF;"),
+    ),
+    "of-a-trigger's-statement": (
+        "42P01",
+        lambda b: make_trigger(b, "IF NEW.id = 5 THEN INSERT INTO nowhere VALUES (1); END IF;"),
+    ),
+    "deferred": (
+        "P0001",
+        lambda b: make_trigger(b, RAISED, "AFTER INSERT", "CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED"),
+    ),
+    "deferred-foreign-key": (
+        "23503",
+        lambda b: sql(
+            b,
+            "CREATE TABLE TABLE__known (id bigint PRIMARY KEY)",
+            "INSERT INTO TABLE__known SELECT g FROM generate_series(0, 100) g WHERE g <> 5",
+            'ALTER TABLE "TABLE_" ADD FOREIGN KEY (id) REFERENCES TABLE__known DEFERRABLE INITIALLY DEFERRED',
+        ),
+    ),
+}
+
+
+def put(declared: Pipeline, values: Sequence[bytes | None], run: int = 1) -> dict[int, Refusal]:
+    """One act of a task. What was refused, by offset. (An engine then reads the records again from Kafka.)"""
+    sink = PostgresTask(declared, run)
+    made = batch(values, 0, 0, [None] * len(values))
+    with sink.act():
+        refused = {**sink.write(decode_batch(made, declared).rows).refused}
+        refused |= sink.finish(OffsetRange(TOPIC, 0, 0, len(values))).refused
+    assert all(isinstance(why, Refusal) for why in refused.values())
+    return cast(dict[int, Refusal], refused)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_row_that_the_server_refuses_is_set_aside(b: Bench, mode: str, refusal: str) -> None:
+    state, refuse = REFUSALS[refusal]
+    declared = pipeline(b, mode)
+    with b.run(declared):
+        refuse(b)
+        refused = put(declared, [record(n) for n in range(10)])
+    assert b.ids() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert {offset: why.code for offset, why in refused.items()} == {5: state}
+    assert f"(SQLSTATE {state})" in refused[5]
+
+
+@pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once", "exactly-once"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_the_dead_letter_of_a_refused_row(bench: Callable[..., Bench], guarantee: str, joined: bool) -> None:
+    b = bench("postgres", joined=joined)
+    declared = pipeline(b, guarantee=guarantee)
+    with b.run(declared) as run:
+        REFUSALS["deferred"][1](b)
+        run.deliver({0: [record(n) for n in range(10)], 1: [record(10)]})
+        assert run.counts() == Counts(11, 10, 1)
+        assert (run.position(0), run.position(1)) == (10, 1)
+    assert b.ids() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    with dead_letters(declared) as letters:
+        (one,) = letters.select(Selection(), 9)
+        assert (one.offset, one.reason) == (5, f"{REFUSED}-P0001")
+        assert one.detail == "five is not taken (SQLSTATE P0001). it never was"
+        # Chosen by the code, or whatever the code.
+        for reason, count in ((one.reason, 1), (REFUSED, 1), (f"{REFUSED}-00000", 0), ("refused", 0)):
+            assert len(letters.select(Selection(reason=reason), 9)) == count
+
+
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+def test_a_key_that_no_index_entry_can_hold_is_set_aside(b: Bench, mode: str) -> None:
+    declared = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["account"]')
+    large = "".join(chr(0x4E00 + (n * 7919) % 20000) for n in range(20_000))
+    with b.run(declared):
+        refused = put(declared, [record(0, account="a"), record(1, account=large), record(2, account="c")])
+    assert {offset: why.code for offset, why in refused.items()} == {1: "54000"}
+    assert b.ids() == [0, 2]
+
+
+@pytest.mark.parametrize(("mode", "count"), [("append", 1_050), ("dedupe", 50), ("upsert", 50)])
+def test_hundreds_of_refused_rows(b: Bench, mode: str, count: int) -> None:
+    """Once a thousand ended in a RecursionError, and each was sent again with all that stood behind it."""
+    declared = pipeline(b, mode)
+    with b.run(declared):
+        b.refuse("id % 2 = 0")
+        refused = put(declared, [record(n) for n in range(2 * count)])
+    assert b.ids() == [n for n in range(2 * count) if n % 2]
+    assert sorted(refused) == list(range(0, 2 * count, 2))
+
+
+def test_what_a_refused_row_costs(b: Bench) -> None:
+    """Rows are sent again no more often than the logarithm of how many are refused."""
+    from avow.sinks.postgres.session import Session
+
+    sent: list[int] = []
+    copy = Session.copy
+
+    def counted(self: Session, table: str, rows: Any, **more: Any) -> None:
+        sent.append(rows.num_rows)
+        copy(self, table, rows, **more)
+
+    with b.run(pipeline(b)) as run, pytest.MonkeyPatch.context() as patch:
+        b.refuse("id % 50 = 0")
+        patch.setattr(Session, "copy", counted)
+        run.deliver({0: [record(n) for n in range(5_000)]})
+        assert run.counts() == Counts(5_000, 4_900, 100)
+    assert sum(sent) < 10 * 5_000
+    assert len(sent) < 4 * 100
+
+
+@contextmanager
+def user(b: Bench, *rights: str) -> Iterator[str]:
+    """A user who may do what the ledger needs, and these. Gives a URL."""
+    who = f"{b.table}_user"
+    sql(b, f"CREATE ROLE {who} LOGIN", f"GRANT ALL ON SCHEMA avow TO {who}", f"GRANT USAGE ON SCHEMA public TO {who}")
+    sql(b, f"GRANT ALL ON ALL TABLES IN SCHEMA avow TO {who}", *(f"{right} TO {who}" for right in rights))
+    try:
+        yield b._url.replace("postgres@", f"{who}@")
+    finally:
+        sql(b, f"DROP OWNED BY {who}", f"DROP ROLE {who}")
+
+
+def as_user(declared: Pipeline, url: str) -> Pipeline:
+    return declared.model_copy(update={"sink": declared.sink.model_copy(update={"url": SecretStr(url)})})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_that_a_policy_refuses_is_a_dead_letter(b: Bench, mode: str) -> None:
+    declared = pipeline(b, mode)
+    with b.run(declared):
+        pass
+    sql(b, 'ALTER TABLE "TABLE_" ENABLE ROW LEVEL SECURITY', 'CREATE POLICY p ON "TABLE_" USING (id <> 5)')
+    with user(b, 'GRANT ALL ON "TABLE_"') as url, b.run(as_user(declared, url)):
+        refused = put(as_user(declared, url), [record(n) for n in range(10)], run=2)
+    assert {offset: why.code for offset, why in refused.items()} == {5: "42501"}
+    assert b.ids() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_that_a_trigger_discards_stop_the_run(bench: Callable[..., Bench], mode: str, joined: bool) -> None:
+    b = bench("postgres", joined=joined and mode == "append")
+    declared = pipeline(b, mode)
+    with b.run(declared) as run:
+        make_trigger(b, "NEW.account = upper(NEW.account);")
+        run.deliver({0: [record(n) for n in range(5)]})
+        make_trigger(b, "IF NEW.id IN (6, 7) THEN RETURN NULL; END IF;")
+        with pytest.raises(ConfigError, match=r"discarded 2 rows .*BEFORE triggers: guard"):
+            run.deliver({0: [record(n) for n in range(5, 10)]})
+        assert (run.position(), run.counts()) == (5, Counts(5, 5))
+        assert b.ids() == [0, 1, 2, 3, 4]
+        assert b.rows()[0]["account"] == "ACC-0"
+        sql(b, 'DROP TRIGGER guard ON "TABLE_"')
+        run.deliver({0: [record(n) for n in range(5, 10)]})
+    assert b.ids() == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    "body", ["IF TG_OP = 'UPDATE' THEN RETURN NULL; END IF;", "IF TG_OP = 'DELETE' THEN RETURN NULL; END IF;"]
+)
+def test_updates_and_deletes_that_a_trigger_discards_stop_the_run(b: Bench, body: str) -> None:
+    with b.run(pipeline(b, "upsert")) as run:
+        run.deliver({0: [record(n) for n in range(4)]})
+        make_trigger(b, body, "BEFORE INSERT OR UPDATE OR DELETE")
+        with pytest.raises(ConfigError, match="discarded 1 rows"):
+            run.deliver({0: [record(1), None]}, keys={0: [b"1", b"1"] if "DELETE" in body else [b"1", b"9"]})
+        assert run.position() == 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_text_that_varchar_would_cut_is_a_dead_letter(b: Bench, mode: str) -> None:
+    declared = pipeline(b, mode)
+    sql(
+        b,
+        'CREATE TABLE "TABLE_" (id bigint PRIMARY KEY, account varchar(3) NOT NULL, amount double precision,'
+        " tags jsonb, _kafka_topic text NOT NULL, _kafka_partition integer NOT NULL, _kafka_offset bigint NOT NULL,"
+        " _kafka_timestamp timestamptz)",
+    )
+    texts = ["abc", "ab ", "abc ", "abcd", "äöü", "äöü "]
+    with b.run(declared) as run:
+        run.deliver({0: [record(n, account=text) for n, text in enumerate(texts)]})
+        assert run.counts() == Counts(6, 3, 3)
+    assert [row["account"] for row in b.rows()] == ["abc", "ab ", "äöü"]
+    assert b.letters() == [(0, n, f"{REFUSED}-22001") for n in (2, 3, 5)]
+
+
+# What the ledger remembers
+
+
+def adopting(b: Bench, declared: Pipeline, position: int, name: str = "another") -> None:
+    """A pipeline of another name, into the same table, that begins there."""
+    other = declared.model_copy(update={"name": f"{b.name}-{name}"})
+    with driver_sink(other) as store:
+        store.prepare()
+        store.prepare_table(other.decode.columns.fields, rest=False)
+        store.adopt({TopicPartition(TOPIC, 0): Entry(position, "new id", store.open_run())})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_new_name_does_not_begin_below_rows_of_its_partition(b: Bench, mode: str) -> None:
+    """An upsert would take every record of the new log for an older one, and leave it out without a word."""
+    declared = pipeline(b, mode)
+    with b.run(declared) as run:
+        run.deliver({0: [record(n) for n in range(5)]})
+    with pytest.raises(ConfigError, match=f"has rows of {TOPIC}/0 up to offset 4, .* would begin at offset 0") as found:
+        adopting(b, declared, 0)
+    assert (" SET " in found.value.advice) == (mode == "upsert")
+    adopting(b, declared, 5)
+    with b.run(declared):  # its own rows are in nobody's way
+        pass
+    if mode == "upsert":
+        statement = found.value.advice[found.value.advice.index("UPDATE") :].removesuffix(".")
+        sql(b, statement)
+        adopting(b, declared, 0, "third")
+
+
+def test_another_table_is_refused(b: Bench) -> None:
+    declared = pipeline(b)
+
+    def into(table: str) -> Pipeline:
+        assert isinstance(declared.sink, Postgres)
+        update = {"table": replace(declared.sink.table, name=table)}
+        return declared.model_copy(update={"sink": declared.sink.model_copy(update=update)})
+
+    with b.run(declared) as run:
+        run.deliver({0: [record(0)]})
+    with pytest.raises(ConfigError, match=f"has delivered into table {b.table}, and sink.table is {b.table}x now"):
+        b.run(into(f"{b.table}x"))
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        sql(b, "SELECT FROM TABLE_x")  # and it is not made
+    sql(b, "ALTER TABLE TABLE_ RENAME TO TABLE_x")
+    with pytest.raises(ConfigError, match=f"has delivered into table {b.table}x, and sink.table is {b.table} now"):
+        b.run(declared)
+    with b.run(into(f"{b.table}x")) as run:  # the same table by another name
+        run.deliver({0: [record(1)]})
+    sql(b, "DROP TABLE TABLE_x", "CREATE TABLE TABLE_x (id bigint)")
+    with pytest.raises(ConfigError, match=r"was dropped|cannot take this pipeline's rows"):
+        b.run(into(f"{b.table}x"))
+    sql(b, "DROP TABLE TABLE_x")
+    with pytest.raises(ConfigError, match=f"{b.table}x was dropped, and its rows with it") as found:
+        b.run(into(f"{b.table}x"))
+    accept = found.value.advice[found.value.advice.index("DELETE") :].removesuffix(".")
+    sql(b, accept)
+    with b.run(into(f"{b.table}x")) as run:
+        assert run.position() == 2
+
+
+def test_what_is_declared_otherwise_is_remarked(b: Bench) -> None:
+    def remarks(declared: Pipeline) -> list[str]:
+        with driver_sink(declared) as store:
+            assert isinstance(store, Remarking)
+            store.prepare()
+            store.prepare_table(declared.decode.columns.fields, rest=False)
+            return store.remarks
+
+    assert remarks(pipeline(b, "upsert")) == []
+    assert remarks(pipeline(b, "upsert")) == []
+    assert remarks(pipeline(b, "dedupe", "at-least-once")) == [
+        f"guarantee is at-least-once now; the last run of {b.name} had exactly-once",
+        f"sink.mode is dedupe now; the last run of {b.name} had upsert",
+    ]
+    assert remarks(pipeline(b, "dedupe", "at-least-once")) == []
+
+
+def test_the_ledger_of_an_older_version_is_upgraded_in_place(b: Bench) -> None:
+    """To the table that it finds: what came before is not known."""
+    with b.run() as run:
+        run.deliver({0: [record(0)]})
+    keys = ["plain", "a\\b", "\\xff", "a\\x00b\\", "\\\\"]
+    sql(b, "DELETE FROM avow.keys", "DROP TABLE avow.pipelines", "UPDATE avow.version SET version = 2")
+    for key in keys:
+        sql(b, f"INSERT INTO avow.keys VALUES ('p', '{key}')")
+    with b.run() as run:
+        assert run.position() == 1
+    assert [row["table_name"] for row in b._query("SELECT * FROM avow.pipelines")] == [b.table]
+    found = {row["key"] for row in b._query("SELECT * FROM avow.keys")}
+    assert found == {"plain", "a\\\\b", "\\xff", "a\\x00b\\\\", "\\\\\\\\"}
+
+
+def test_the_log_of_claims_is_trimmed_as_a_run_goes(b: Bench) -> None:
+    with b.run() as run:
+        for n in range(4):
+            run.deliver({0: [record(n)], 1: [record(n)]})
+        sql(b, "UPDATE avow.claims SET claimed_at = now() - interval '31 days' WHERE partition = 0")
+        run.deliver({0: [record(4)], 1: [record(4)]})
+        claims = f"SELECT partition, from_offset FROM avow.claims WHERE pipeline = '{b.name}' ORDER BY 1, 2"
+        kept = [(row["partition"], row["from_offset"]) for row in b._query(claims)]
+        assert kept == [(0, 2), (0, 3), (0, 4), *((1, n) for n in range(5))]
+        run.deliver({0: [record(5)]})
+        kept = [(row["partition"], row["from_offset"]) for row in b._query(claims)]
+        assert kept == [(0, 4), (0, 5), *((1, n) for n in range(5))]
