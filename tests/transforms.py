@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,3 +40,17 @@ def with_nan(rows: pa.RecordBatch) -> pa.RecordBatch:
     at = rows.schema.get_field_index("n")
     values = [[float("nan")] if number % 2 else value for number, value in enumerate(rows.column(at).to_pylist())]
     return rows.set_column(at, "n", pa.array(values, rows.column(at).type))
+
+
+def fails_on_13(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Fails where it meets one record, however many are with it."""
+    if 13 in rows.column("id").to_pylist():
+        raise ZeroDivisionError("thirteen")
+    return rows
+
+
+def dies_of_13(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Ends its process without a word."""
+    if 13 in rows.column("id").to_pylist():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows

@@ -167,13 +167,7 @@ def plan_start(entry: Entry | None, log: LogView, declared: int, *, skip_lost: b
                 advice="Declare an offset inside the log, or earliest, latest or a timestamp.",
             )
         return Start(declared, adopted=True)
-    if entry.topic_id != log.topic_id:
-        raise TopicRecreated(
-            f"topic-recreated: {where} was claimed up to offset {entry.position} as topic id {entry.topic_id}, "
-            f"but the topic now has id {log.topic_id}",
-            advice="It was deleted and made again, so its offsets mean other records. Give the pipeline a new "
-            "name to read the new topic from its declared start.",
-        )
+    check_topic(f"{where} was claimed up to offset {entry.position}", entry.topic_id, log.topic_id)
     if entry.position > log.end:
         raise LogTruncated(
             f"log-truncated: {where} was claimed up to offset {entry.position}, but its log ends at {log.end}",
@@ -197,6 +191,17 @@ def plan_start(entry: Entry | None, log: LogView, declared: int, *, skip_lost: b
             )
         return Start(log.earliest, given_up=lost)
     return Start(entry.position)
+
+
+def check_topic(what: str, known_id: str, topic_id: str) -> None:
+    """Stop at a topic that is not the one the ledger knows. ``what`` was done with that one."""
+    if topic_id != known_id:
+        raise TopicRecreated(
+            f"topic-recreated: {what} as topic id {known_id}, but the topic now has id {topic_id}",
+            advice="It was deleted and made again, so its offsets mean other records; or is this another cluster than "
+            "the one this pipeline has read (source.brokers)? Give the pipeline a new name to read this topic from its "
+            "declared start.",
+        )
 
 
 def judge(position: int, planned: OffsetRange) -> OffsetRange:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -17,7 +17,7 @@ from uuid import uuid4
 import psutil
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from tests.fix_cluster import positions_of
@@ -28,12 +28,15 @@ from tests.integration import test_spark_postgres as postgres_tests
 from tests.kafka_stage import read
 
 from avow import sinks
-from avow.engines import consumer, driver, spark
+from avow.engines import columns, consumer, driver, spark, task
 from avow.engines.failpoints import VARIABLE
+from avow.engines.isolation import Part
 from avow.engines.progress import Observer, Progress
 from avow.errors import ConfigError, NotDrained, SinkError, Superseded, TopicRecreated
 from avow.kafka import metadata
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import reader
+from avow.ledger import OffsetRange
 from avow.local.cluster import Cluster
 from avow.settings import Pipeline
 from avow.sinks.kafka import store as kafka_store
@@ -444,6 +447,158 @@ def test_partitions_are_added(scenario: Make) -> None:
     running.send_signal(signal.SIGTERM)
     assert running.wait(30) == 0
     assert s.ids() == {0: 1, 1: 1, 2: 1}
+
+
+ENGINES = [("consumer", kind) for kind in KINDS] + [("spark", "postgres")]
+
+
+@pytest.mark.parametrize(("engine", "kind"), ENGINES)
+def test_partitions_that_were_added_between_runs(scenario: Make, engine: str, kind: str) -> None:
+    """Nothing of them is passed over, although the pipeline starts at the latest offset."""
+    s = scenario(partitions=1)
+    path, ids = placed(s, kind)
+    path.write_text(path.read_text().replace("[source]\n", '[source]\nstart = "latest"\n'))
+    s.produce([payment(99)])
+    s.drain(path, engine)
+    admin = metadata.admin(s.cluster.bootstrap)
+    admin.create_partitions([NewPartitions(s.topic, 2)])[s.topic].result()
+    time.sleep(1)  # until every broker knows of it
+    s.produce([payment(0)], partition=0)
+    s.produce([payment(1), payment(2)], partition=1)
+    s.drain(path, engine)
+    assert ids() == {0: 1, 1: 1, 2: 1}
+
+
+def remake(s: Scenario) -> None:
+    """The topic, deleted and made again."""
+    admin = metadata.admin(s.cluster.bootstrap)
+    admin.delete_topics([s.topic], operation_timeout=30)[s.topic].result()
+
+    def made() -> bool:
+        with suppress(KafkaException):  # the deletion is still under way
+            admin.create_topics([NewTopic(s.topic, 1)], operation_timeout=30)[s.topic].result()
+            return True
+        return False
+
+    until(made)
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_a_topic_made_again_while_it_is_read_stops_it(scenario: Make, engine: str) -> None:
+    """And outgrown: the new topic has records where the position is."""
+    s = scenario(partitions=1)
+    pipeline = s.load(s.file(), engine)
+    s.produce(payment(n) for n in range(10))
+    running = consumer.Run(pipeline) if engine == "consumer" else spark.Run(pipeline, lambda _: session_spark(pipeline))
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(running.execute)
+        try:
+            s.wait_for_rows(10)
+            remake(s)
+            s.produce(payment(n) for n in range(100, 150))
+            with pytest.raises(TopicRecreated):
+                done.result(90)
+        finally:
+            running.stop()
+    assert s.ids() == dict.fromkeys(range(10), 1)
+
+
+def test_records_of_a_topic_made_again_are_not_written(scenario: Make) -> None:
+    """The topic is made again between the reading of its records and their claim."""
+    s = scenario(partitions=1)
+    pipeline = s.load(s.file(), "consumer")
+    s.produce(payment(n) for n in range(10))
+    s.drain(s.file(), "consumer")
+    with closing(driver.Driver(pipeline, Observer())) as one:
+        one.prepare(columns.sink_columns(pipeline))
+        one.begin()
+        remake(s)
+        s.produce(payment(n) for n in range(100, 150))
+        where = TopicPartition(s.topic, 0)
+        planned = OffsetRange(s.topic, 0, 10, 50)
+        work = one.work(0, Part({where: planned}))
+        read = task.of_these_topics(reader(pipeline.source, pipeline.name).read, work, one.log)
+        sink = sinks.task_sink(pipeline, one.run, work.brief)
+        with pytest.raises(TopicRecreated, match="is read as topic id"):
+            task.deliver(task.decoded(read, pipeline), planned, work, sink)
+    assert s.ids() == dict.fromkeys(range(10), 1)
+    assert s.positions() == {0: 10}
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_a_start_that_is_refused_fences_nobody(scenario: Make, engine: str) -> None:
+    s = scenario(partitions=1)
+    s.produce(payment(n) for n in range(10))
+    s.drain(s.file(), engine)
+    before = owners(s)
+    s.rows("UPDATE avow.ledger SET topic_id = 'another cluster' WHERE pipeline = %s RETURNING 1", s.name)
+    with pytest.raises(TopicRecreated) as refused:
+        s.drain(s.file(), engine)
+    assert "another cluster than" in refused.value.advice
+    assert owners(s) == before
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_a_database_that_lost_commits_is_read_again(scenario: Make, engine: str) -> None:
+    """A failover to a standby that lacked them: rows and positions are gone together."""
+    s = scenario(partitions=1)
+    pipeline = s.load(s.file(), engine)
+    events: list[str] = []
+    told = Observer(event=events.append)
+    s.produce(payment(n) for n in range(100))
+    running = (
+        consumer.Run(pipeline, observer=told)
+        if engine == "consumer"
+        else spark.Run(pipeline, lambda _: session_spark(pipeline), observer=told)
+    )
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(running.execute)
+        try:
+            s.wait_for_rows(100)
+            s.execute(
+                f'BEGIN; DELETE FROM "{s.table}" WHERE _kafka_offset >= 40;'
+                f"DELETE FROM avow.claims WHERE pipeline = '{s.name}';"
+                "UPDATE avow.ledger SET position = 40, last_offset = NULL, last_timestamp_ms = NULL, last_crc32 = NULL,"
+                f" read = 40, written = 40 WHERE pipeline = '{s.name}'; COMMIT"
+            )
+            s.produce(payment(n) for n in range(100, 120))
+            s.wait_for_rows(120)
+        finally:
+            running.stop()
+        done.result(60)
+    assert any("went back" in event and "from 100 to 40" in event for event in events), events
+    assert s.ids() == dict.fromkeys(range(120), 1)
+
+
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_a_record_on_which_the_sink_fails_is_isolated(
+    scenario: Make, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """With an error that does not say which row it is about, or that it is about a row at all."""
+    monkeypatch.setattr(driver, "BACK_OFF_S", (0.1,))
+    s = scenario(partitions=2)
+    path = s.file()
+    s.drain(path, "consumer")
+    s.execute(
+        f"CREATE FUNCTION fail_{s.table}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.id = 13 THEN"
+        " RAISE 'broken' USING ERRCODE = 'XX000'; END IF; RETURN NEW; END $$;"
+        f'CREATE TRIGGER fail BEFORE INSERT ON "{s.table}" FOR EACH ROW EXECUTE FUNCTION fail_{s.table}()'
+    )
+    s.produce(payment(n) for n in range(100))
+    events = s.drain(path, engine)
+    assert s.ids() == dict.fromkeys([n for n in range(100) if n != 13], 1)
+    assert postgres_tests.dead(s) == [(1, 6, task.UNPROCESSABLE)]
+    assert postgres_tests.totals(s) == (100, 99, 1, 0)
+    assert any(f"offset 6 of {s.topic}/1 could not be processed" in event for event in events), events
+
+
+def test_a_record_of_which_sparks_workers_die_is_isolated(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "BACK_OFF_S", (0.1,))
+    s = scenario(partitions=2)
+    s.produce(payment(n) for n in range(40))
+    s.drain(s.file("at-most-once", transform='python = "tests.transforms:dies_of_13"'), "spark")
+    assert s.ids() == dict.fromkeys([n for n in range(40) if n != 13], 1)
+    assert postgres_tests.dead(s) == [(1, 6, task.UNPROCESSABLE)]
 
 
 def test_one_without_a_partition_drains_too(scenario: Make) -> None:

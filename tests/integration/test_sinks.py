@@ -254,6 +254,17 @@ def test_nothing_is_claimed_when_the_transform_fails(bench: Make, kind: str, gua
     assert b.ids() == [1, 2]
 
 
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("kind", kinds("append"))
+def test_a_record_on_which_the_transform_fails_is_a_dead_letter(bench: Make, kind: str, guarantee: str) -> None:
+    b = bench(kind)
+    with b.run(b.pipeline(guarantee, more='[transform]\npython = "tests.transforms:fails_on_13"')) as run:
+        run.deliver({0: [record(n) for n in range(10, 30)]})
+        assert run.counts() == Counts(20, 19, 1, 0)
+    assert b.ids() == [n for n in range(10, 30) if n != 13]
+    assert b.letters() == [(0, 3, task.UNPROCESSABLE)]
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_too_many_that_only_the_sink_refuses_under_at_most_once(bench: Make, joined: bool) -> None:
     """The claim was made before the sink could say so. Nothing is lost for it, and what is said is true."""

@@ -231,6 +231,27 @@ def test_sql_transform_filters_computes_and_counts(scenario: Make) -> None:
     assert totals(s) == (1_000, 499, 1, 500)
 
 
+@pytest.mark.parametrize(
+    ("column", "expression"),
+    [
+        ("_kafka_partition", "1 - _kafka_partition"),
+        ("_kafka_topic", "concat(_kafka_topic, 'x')"),
+        ("_kafka_offset", "1 - _kafka_offset"),
+    ],
+)
+def test_sql_that_changes_whose_rows_these_are_is_refused(scenario: Make, column: str, expression: str) -> None:
+    """Else a task would claim another partition's range."""
+    s = scenario(partitions=2)
+    s.produce(payment(n) for n in range(4))
+    s.produce([payment(4)], partition=0)
+    names = ["_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp"]
+    listed = ", ".join(f"{expression} AS {name}" if name == column else name for name in names)
+    with pytest.raises(ConfigError, match=f"{column} was changed"):
+        s.drain(s.file(transform=f'sql = "SELECT id, {listed} FROM records"'))
+    assert s.positions() == {0: 0, 1: 0}
+    assert s.ids() == {}
+
+
 def test_sql_transform_that_leaves_everything_out_still_keeps_dead_letters(scenario: Make) -> None:
     s = scenario(partitions=1)
     s.produce([payment(1), b"nonsense", payment(2)])
@@ -281,10 +302,15 @@ def test_several_topics_and_a_pattern(scenario: Make) -> None:
     assert first.ids() == dict.fromkeys(range(15), 1)
 
 
-def test_too_many_dead_letters_stop_the_run_and_nothing_is_claimed(scenario: Make) -> None:
+@pytest.mark.parametrize("transform", ["", "SELECT * FROM records"])
+@pytest.mark.parametrize("guarantee", ["at-most-once", "exactly-once"])
+def test_too_many_dead_letters_stop_the_run_and_nothing_is_claimed(
+    scenario: Make, guarantee: str, transform: str
+) -> None:
     s = scenario(partitions=1)
     s.produce([payment(0), *[b"bad"] * 2_000])
-    path = s.file(dead_letters="max_share = 0.1", batch="max_records = 5000")
+    more = {"transform": f'sql = "{transform}"'} if transform else {}
+    path = s.file(guarantee, dead_letters="max_share = 0.1", batch="max_records = 5000", **more)
     with pytest.raises(TooManyDeadLetters, match=r"2000 of 2001 records of .* are bad \(not-json 2000\)"):
         s.drain(path)
     assert s.positions() == {0: 0}

@@ -140,7 +140,7 @@ def _schema(job: Job) -> pa.Schema:
 def _on_records(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
     """In a task: a range's number in, keys and a result out."""
     where, read = begin_task(batches, job.work)
-    yield from _given(job, where, decoded(read, job.work.pipeline)(job.work.ranges[where]))
+    yield from _given(job, where, decoded(read, job.work.pipeline, hopeless=0)(job.work.ranges[where]))
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
@@ -156,7 +156,7 @@ def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.Re
             return
         where = note.where
     rows = itertools.chain([first] if first is not None else [], filled)
-    yield from _given(job, where, sql.prepared(rows, job.work, note)(job.work.ranges[where]))
+    yield from _given(job, where, sql.prepared(rows, job.work, where, note)(job.work.ranges[where]))
 
 
 def _given(job: Job, where: TopicPartition, prepared: Iterable[Prepared]) -> Iterator[pa.RecordBatch]:

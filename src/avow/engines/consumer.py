@@ -41,9 +41,10 @@ from confluent_kafka import KafkaError, KafkaException
 from avow import sinks
 from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import Driver, attempts, not_drained, prepare_table
+from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table
+from avow.engines.isolation import Isolation, Part
 from avow.engines.progress import Observer
-from avow.engines.task import Reading, Report, Work, can_join, decoded, deliver, deliver_joined
+from avow.engines.task import Reading, Report, Work, can_join, check_topics, decoded, deliver, deliver_joined, set_aside
 from avow.errors import SourceError, Superseded, first_line
 from avow.kafka.connect import made, settings_of, strike
 from avow.kafka.headers import size_of
@@ -98,9 +99,14 @@ class Run:
             known = log.partitions()
             ends = log.stable_ends(known) if self._once else None
             prepare_table(store, pipeline, columns, self._observer)
+            # Topics that were read before: what they have now and the ledger does not know was added since.
+            begun = {entry.topic_id for entry in store.entries().values()}
+            fresh = {where for where, topic_id in known.items() if topic_id not in begun}
+
+        isolation = Isolation(tuple(STOPS.values()), self._observer.event)
 
         def make() -> _Attempt:
-            return _Attempt(pipeline, columns, known, ends, self._stop, self._observer)
+            return _Attempt(pipeline, columns, fresh, ends, self._stop, self._observer, isolation)
 
         if not attempts(make, self._stop, self._observer) and self._once:
             raise not_drained(pipeline)
@@ -115,22 +121,25 @@ class _Taken:
 
 
 class _Attempt:
-    """From the ledger to the first failure. ``known``: the partitions there were when the run began. ``ends``: where
-    to stop, if it is to stop by itself."""
+    """From the ledger to the first failure. ``fresh``: the partitions there were when the run began, of topics that the
+    ledger did not know then; only these begin at the declared start. ``ends``: where to stop, if it is to stop by
+    itself."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         columns: Columns,
-        known: Collection[TopicPartition],
+        fresh: Collection[TopicPartition],
         ends: dict[TopicPartition, int] | None,
         stop: threading.Event,
         observer: Observer,
+        isolation: Isolation,
     ) -> None:
         self._pipeline = pipeline
+        self._isolation = isolation
         self._joins = can_join(pipeline)
         self._columns = columns
-        self._known = known
+        self._fresh = fresh
         self._ends = ends
         self._stop = stop
         self._observer = observer
@@ -190,7 +199,7 @@ class _Attempt:
         begin: dict[TopicPartition, int] = {}
         try:
             if ours:
-                self.driver.begin(ours, added=[where for where in ours if where not in self._known])
+                self.driver.begin(ours, added=[where for where in ours if where not in self._fresh])
             begin = {where: self.driver.positions[where] for where in ours}
         except Superseded as error:
             self._let_go(ours, error)
@@ -316,15 +325,26 @@ class _Attempt:
         }
         if not ranges:
             return
-        work = self.driver.work(self._batch, ranges)
         records = {where: taken[where].messages for where in ranges}
-        joined = self._joins and len(ranges) > 1 and count <= BATCH_RECORDS and size <= BATCH_BYTES
+        small = count <= BATCH_RECORDS and size <= BATCH_BYTES
         try:
-            staged, counts = self._bring_joined(records, work) if joined else self._bring(records, work)
-            self.driver.finish(work, staged, started, counts)
+            for part in self._isolation.parts(ranges):
+                with self._isolation.trying(part), self.driver.delivering(part.ranges):
+                    self._deliver_part(part, records, started, small=small)
+                started = time.monotonic()
         except Superseded as error:
             self._superseded(ranges, error)
         self._batch += 1
+
+    def _deliver_part(
+        self, part: Part, records: Mapping[TopicPartition, list[client.Message]], started: float, *, small: bool
+    ) -> None:
+        work = self.driver.work(self._batch, part)
+        check_topics(work, self.driver.log)
+        mine = {where: records[where] for where in part.ranges}
+        joined = self._joins and len(mine) > 1 and small
+        staged, counts = self._bring_joined(mine, work) if joined else self._bring(mine, work)
+        self.driver.finish(work, staged, started, counts)
 
     def _bring_joined(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Brought:
         sink = sinks.task_sink(self._pipeline, self.driver.run, work.brief)
@@ -341,7 +361,10 @@ class _Attempt:
 
     def _deliver_one(self, planned: OffsetRange, records: list[client.Message], work: Work) -> Report:
         sink = sinks.task_sink(self._pipeline, self.driver.run, work.brief)
-        prepare = decoded(_reading(records), self._pipeline, ahead=len(records) > BATCH_RECORDS)
+        read = _reading(records)
+        if work.set_aside:
+            return deliver(set_aside(read, self._pipeline, work.set_aside), planned, work, sink)
+        prepare = decoded(read, self._pipeline, ahead=len(records) > BATCH_RECORDS)
         return deliver(prepare, planned, work, sink)
 
     def _drained(self, ends: dict[TopicPartition, int]) -> bool:
@@ -374,7 +397,7 @@ def _reading(messages: list[client.Message]) -> Reading:
         some: list[client.Message] = []
         size = 0
         for message in messages:
-            if message.offset() < todo.start:  # type: ignore[operator]
+            if not todo.start <= message.offset() < todo.until:  # type: ignore[operator]
                 continue
             some.append(message)
             size += size_of(message)

@@ -19,14 +19,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from avow import ledger, sinks
 from avow.engines.columns import Columns
+from avow.engines.isolation import Part
 from avow.engines.progress import Observer, Progress
 from avow.engines.task import Work, commit_staged
 from avow.errors import (
@@ -46,7 +47,7 @@ from avow.errors import (
     translated,
 )
 from avow.kafka.log import Log, TopicPartition
-from avow.ledger import Counts, Entry, OffsetRange
+from avow.ledger import Counts, Entry, OffsetRange, Start
 from avow.settings import Pipeline
 from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink, DriverSink, Remarking
 
@@ -155,6 +156,7 @@ class Driver:
         self.store = sinks.driver_sink(pipeline)
         self.log = Log(pipeline.source, pipeline.name)
         self.positions: dict[TopicPartition, int] = {}  # where the next planned range starts
+        self._topic_ids: dict[str, str] = {}  # of the topics that are read, as they were when that began
         self.run = 0
         self.batches = 0
         self._batch = 0  # the newest one's number
@@ -187,11 +189,17 @@ class Driver:
         """Take a run's number, fence older ones, and find where to begin: in all partitions, or in those that have
         become ours. First positions are written before anything is read. What was ``added`` while running begins at
         its earliest offset, whatever the declared start."""
-        self.run = self.store.open_run(partitions)
         known = self.log.partitions()
         if partitions is not None:
             known = {where: known[where] for where in partitions if where in known}
+        else:
+            added = self._added_since(known)
+        # What refuses this start does so before it fences: a healthy run beside it goes on. Then the older runs are
+        # fenced, which can move positions no more, and the rules are asked again.
+        self._planned(known, added)
+        self.run = self.store.open_run(partitions)
         self.positions |= self._starts(known, added)
+        self._topic_ids |= {where.topic: topic_id for where, topic_id in known.items()}
         self._observer.event(
             f"run {self.run} of {self._pipeline.name}: {self._pipeline.guarantee}, {len(known)} partitions, from the "
             "ledger"
@@ -201,24 +209,38 @@ class Driver:
         if not self._tell_every_s:
             self.tell_group()
 
-    def _starts(
+    def _added_since(self, known: Mapping[TopicPartition, str]) -> set[TopicPartition]:
+        """Partitions without a position whose topic has one in the ledger: they were added since it was first read, and
+        ``latest`` would pass over what they hold."""
+        entries = self.store.entries()
+        begun = {entry.topic_id for entry in entries.values()}
+        return {where for where, topic_id in known.items() if where not in entries and topic_id in begun}
+
+    def _planned(
         self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        """Ask the rules about every partition."""
+    ) -> dict[TopicPartition, Start]:
+        """Ask the rules about every partition. Nothing is changed."""
         source = self._pipeline.source
         entries: dict[TopicPartition, Entry | None] = dict(self.store.entries())
         views = self.log.view({where: entries.get(where) for where in known})
         fresh = {where for where in known if not entries.get(where)}
-        declared = self.log.declared_start(source.start, fresh - set(added))
-        declared |= self.log.declared_start("earliest", fresh & set(added))
+        from_earliest = set() if isinstance(source.start, Mapping) else fresh & set(added)
+        declared = self.log.declared_start(source.start, fresh - from_earliest)
+        declared |= self.log.declared_start("earliest", from_earliest)
         self._counts |= {where: entry.counts for where in known if (entry := entries.get(where))}
         self._ends |= {where: views[where].end for where in known}
-        starts = {
+        return {
             where: ledger.plan_start(
                 entries.get(where), views[where], declared.get(where, 0), skip_lost=source.on_data_loss == "skip"
             )
             for where in known
         }
+
+    def _starts(
+        self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Where to begin, with first positions written."""
+        starts = self._planned(known, added)
         self.store.adopt({w: Entry(start.position, known[w], self.run) for w, start in starts.items() if start.adopted})
         for where, start in starts.items():
             if start.given_up:
@@ -233,6 +255,9 @@ class Driver:
         if not found:
             return
         known = self.log.partitions()
+        for where in found:
+            topic_id = self._topic_ids.setdefault(where.topic, known[where])
+            ledger.check_topic(f"{where.topic} is read", topic_id, known[where])
         earliest = self.log.declared_start("earliest", found)
         entries = self.store.entries()
         fresh = {where: Entry(earliest[where], known[where], self.run) for where in found if where not in entries}
@@ -274,8 +299,30 @@ class Driver:
 
     # Batches
 
-    def work(self, batch: int, ranges: Mapping[TopicPartition, OffsetRange]) -> Work:
-        return Work(self._pipeline, self.run, batch, ranges, self.store.brief())
+    def work(self, batch: int, part: Part) -> Work:
+        ranges = part.ranges
+        topic_ids = {where.topic: self._topic_ids[where.topic] for where in ranges}
+        return Work(self._pipeline, self.run, batch, ranges, self.store.brief(), topic_ids, part.set_aside)
+
+    @contextmanager
+    def delivering(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[None]:
+        """Around a batch. A ledger that went back since this attempt planned from it has lost commits (a failover to a
+        standby that lacked them), and their rows with them: the next attempt plans from what is there."""
+        try:
+            yield
+        except ProtocolViolation as error:
+            entries = self.store.entries()
+            back = [
+                f"{where} from {self.positions[where]} to {entries[where].position}"
+                for where in sorted(ranges)
+                if where in entries and entries[where].position < self.positions[where]
+            ]
+            if not back:
+                raise
+            raise SinkError(
+                f"positions in the ledger went back: {', '.join(back)}. The sink has lost commits that it had answered",
+                advice="The records from there on are delivered again. Check which commits the sink's failover lost.",
+            ) from error
 
     def finish(
         self,

@@ -15,7 +15,6 @@ batches), ``task`` (what a task does).
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,14 +38,25 @@ from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table
+from avow.engines.isolation import Isolation, Part
 from avow.engines.progress import Observer
 from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
-from avow.engines.task import Preparing, Reading, Work, decoded, deliver, numbers, python_transform
+from avow.engines.task import (
+    Preparing,
+    Reading,
+    Work,
+    decoded,
+    deliver,
+    numbers,
+    of_these_topics,
+    python_transform,
+    set_aside,
+)
 from avow.errors import AvowError, ProtocolViolation, first_line
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
-from avow.settings import Pipeline, revealed
+from avow.settings import Pipeline, Source, revealed
 from avow.sinks.base import DriverSink
 
 SHORT_BELOW = 1_000_000  # records that a run has to drain
@@ -120,8 +131,11 @@ class Run:
                     "driver.memory) say why.",
                 ) from error
 
+        isolation = Isolation((*STOPS.values(), _StopAsked), self._observer.event)
+
         def make() -> _Attempt:
-            return _Attempt(self._pipeline, spark, columns, self._stop, self._batch_running, self._observer, self._once)
+            stop, running, observer = self._stop, self._batch_running, self._observer
+            return _Attempt(self._pipeline, spark, columns, stop, running, observer, self._once, isolation)
 
         return attempts(make, self._stop, self._observer, look)
 
@@ -150,6 +164,7 @@ class _Attempt:
         batch_running: threading.Lock,
         observer: Observer,
         once: bool,
+        isolation: Isolation,
     ) -> None:
         self._pipeline = pipeline
         self._spark = spark
@@ -157,6 +172,7 @@ class _Attempt:
         self._stop = stop
         self._batch_running = batch_running
         self._once = once
+        self._isolation = isolation
         self.driver = Driver(pipeline, observer)
         self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
         self._query: StreamingQuery | None = None
@@ -235,15 +251,23 @@ class _Attempt:
         ranges = self._planned(batch)
         if not ranges:
             return
-        work = self.driver.work(batch, ranges)
+        for part in self._isolation.parts(ranges):
+            with self._isolation.trying(part), self.driver.delivering(part.ranges):
+                self._deliver_part(batch, part, started)
+            started = time.monotonic()
+
+    def _deliver_part(self, batch: int, part: Part, started: float) -> None:
+        if self._stop.is_set():
+            raise _StopAsked
+        work = self.driver.work(batch, part)
         done, staged = set(), []
         for report in work_frame(self._spark, work).collect():
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
             done.add(TopicPartition(report.topic, report.partition))
             staged += [bytes(report.staged)] if report.staged is not None else []
-        if done != ranges.keys():
-            raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, ranges))}")
+        if done != part.ranges.keys():
+            raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, part.ranges))}")
         self.driver.finish(work, staged, started)
 
     def _planned(self, batch: int) -> dict[TopicPartition, OffsetRange]:
@@ -266,8 +290,8 @@ class _Attempt:
 def work_frame(spark: SparkSession, work: Work) -> DataFrame:
     """The job of one batch: a task for each range, which reads it, delivers it and reports."""
     tasks = task_per_range(spark, len(work.ranges))
-    if work.pipeline.by_sql:
-        rows = sql.decode_frame(tasks, work, begin_task)
+    if work.pipeline.by_sql and not work.set_aside:
+        rows = sql.decode_frame(tasks, work, begin_task, stops=True)
         return rows.mapInArrow(lambda batches: _write_task(iter(batches), work), REPORT)
     return tasks.mapInArrow(lambda batches: _decode_and_write_task(iter(batches), work), REPORT)
 
@@ -277,32 +301,39 @@ def task_per_range(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, count)
 
 
+_logs: dict[int, tuple[Source, Log]] = {}  # by process: a fork must not use its parent's
+
+
+def _log(source: Source, group: str) -> Log:
+    """This worker's, kept from task to task as its reader is."""
+    known = _logs.get(os.getpid())
+    if known is None or known[0] != source:
+        if known is not None:
+            known[1].close()
+        known = _logs[os.getpid()] = (source, Log(source, group))
+    return known[1]
+
+
 def begin_task(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPartition, Reading]:
     """In a Python worker: the range with this task's number, and how it is read."""
     (number,) = (int(number) for batch in batches for number in numbers(batch.column("id")))
     where = sorted(work.ranges)[number]
-    return where, reader(work.pipeline.source, work.pipeline.name).read
+    source, name = work.pipeline.source, work.pipeline.name
+    mine = replace(work, topic_ids={where.topic: work.topic_ids[where.topic]})
+    return where, of_these_topics(reader(source, name).read, mine, _log(source, name))
 
 
 def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
     where, read = begin_task(batches, work)
-    yield _reported(where, work, decoded(read, work.pipeline))
+    pipeline, why = work.pipeline, work.set_aside
+    yield _reported(where, work, set_aside(read, pipeline, why) if why else decoded(read, pipeline))
 
 
 def _write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
     """In a Python worker behind the query: its rows in, a report out."""
-    filled = (batch for batch in batches if batch.num_rows)
-    first = next(filled, None)
-    rows = itertools.chain([first] if first is not None else [], filled)
-    if first is not None:
-        topic, partition = (first.column(name)[0].as_py() for name in work.pipeline.sink.lineage[:2])
-        where, note = TopicPartition(topic, partition), None
-    else:
-        # Every record was left out or is dead. The note tells of them.
-        note = sql.take_note(work)
-        assert note is not None
-        where = note.where
-    yield _reported(where, work, sql.prepared(rows, work, note))
+    rows = (batch for batch in batches if batch.num_rows)
+    where = sql.task_partition(work)
+    yield _reported(where, work, sql.prepared(rows, work, where))
     for _ in rows:
         pass
     sql.take_note(work)  # a replay has not taken it

@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from avow import schema
 from avow.engines.columns import CARRIED, keeps_rest, kept
-from avow.engines.task import Prepared, Preparing, Reading, Work, decoded, numbers
-from avow.errors import ConfigError
+from avow.engines.task import HOPELESS, Dead, Prepared, Preparing, Reading, Work, check_lineage, decoded, numbers
+from avow.errors import ConfigError, TooManyDeadLetters
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import headers_from_text, headers_to_text
 from avow.ledger import Fingerprint, OffsetRange
@@ -53,6 +53,7 @@ class Note:
     letters: list[DeadLetter] = field(default_factory=list)
     deletes: list[pa.RecordBatch] = field(default_factory=list)
     last: Fingerprint | None = None
+    stop: TooManyDeadLetters | None = None  # more than the run takes: what is here ends before the range does
 
 
 def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field, ...]:
@@ -124,14 +125,23 @@ def _nodes(plan: Any) -> Iterator[str]:
         yield from _nodes(children.apply(index))
 
 
-def decode_frame(frame: DataFrame, work: Work, begin: Begin) -> DataFrame:
-    """The query's result over a batch's records, each task leaving its note."""
+def decode_frame(frame: DataFrame, work: Work, begin: Begin, *, stops: bool = False) -> DataFrame:
+    """The query's result over a batch's records, each task leaving its note. ``stops``: as soon as too many of them are
+    bad, which nobody else can say before all of them are at hand."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         where, read = begin(iter(batches), work)
-        note = Note(where)
-        for part in decoded(read, work.pipeline)(work.ranges[where]):
+        note, dead, read_so_far = Note(where), Dead(), 0
+        share = work.pipeline.dead_letters.max_share if stops else 1.0
+        for part in decoded(read, work.pipeline, hopeless=HOPELESS if stops else 0)(work.ranges[where]):
             note.offsets.append(part.offsets)
+            read_so_far += len(part.offsets)
+            dead.add(part.letters)
+            try:
+                dead.check(work.ranges[where], read_so_far, share, ended=False)
+            except TooManyDeadLetters as stop:
+                note.stop = stop
+                break
             note.letters += part.letters
             note.deletes.append(part.rows.deletes)
             note.last = part.last
@@ -163,14 +173,25 @@ def take_note(work: Work) -> Note | None:
     return note
 
 
-def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> Preparing:
+def task_partition(work: Work) -> TopicPartition:
+    """Whose range this task has. Not from its rows: a query can say there what it likes."""
+    context = TaskContext.get()
+    assert context is not None
+    return sorted(work.ranges)[context.partitionId()]
+
+
+def prepared(rows: Iterator[pa.RecordBatch], work: Work, where: TopicPartition, note: Note | None = None) -> Preparing:
     """The query's rows, then what the note says of the records behind them. A note taken already is given."""
     offset = work.pipeline.sink.lineage[2]
+
+    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+        check_lineage(batch, work.pipeline, where)
+        return batch
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
         seen = [np.empty(0, np.int64)]
         columns: pa.Schema | None = None
-        left = (batch.filter(pc.greater_equal(batch.column(offset), todo.start)) for batch in rows)
+        left = (batch.filter(pc.greater_equal(batch.column(offset), todo.start)) for batch in map(checked, rows))
         for batch in whole_records(left, offset):
             batch = _headers(batch, work.pipeline, headers_from_text)
             columns = batch.schema
@@ -178,6 +199,9 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, note: Note | None) -> P
             yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))
         told = note or take_note(work)
         assert told is not None
+        assert told.where == where
+        if told.stop is not None:
+            raise told.stop
         if told.offsets:
             yield _told(told, todo, columns, np.concatenate(seen), offset)
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from queue import Empty, Queue
 from typing import Any, Protocol, TypeVar
@@ -26,7 +26,7 @@ from avow import ledger
 from avow.arrow import no_rows
 from avow.decode import Decoder, decoder
 from avow.engines.failpoints import failpoint, order, sabotaged
-from avow.errors import ConfigError, ProtocolViolation, TooManyDeadLetters
+from avow.errors import AvowError, ConfigError, ProtocolViolation, TooManyDeadLetters, first_line
 from avow.guarantee import Act
 from avow.kafka.log import Log, TopicPartition, fingerprint
 from avow.kafka.reader import COLUMNS
@@ -40,6 +40,13 @@ SHARE_COUNTS_FROM = 1_000
 
 # The reason of a record that was decoded and that only the sink refused.
 REFUSED = "refused-by-sink"
+
+# Of a record that made the decoder, the transform or more than that fail.
+UNPROCESSABLE = "unprocessable"
+
+# What says nothing about a record: a stop by name, a connection or a disk, memory.
+NOT_OF_A_RECORD = (AvowError, OSError, MemoryError)
+HOPELESS = 1_000  # records that fail one after the other, with none that passes
 
 # Dead letters are handed to the sink when so many bytes of them wait, and not all at the end of a range.
 LETTER_BYTES = 16 * 1024 * 1024
@@ -56,6 +63,8 @@ class Work:
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     brief: bytes = b""  # what the sink's driver side tells its task side
+    topic_ids: Mapping[str, str] = field(default_factory=dict)  # that the ledger knows, of the ranges' topics
+    set_aside: str = ""  # why the records are to be dead letters as they are, without being decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class _Dead:
+class Dead:
     """The dead letters of a range, as far as its share needs them: how many, why, and which was the first."""
 
     count: int = 0
@@ -118,7 +127,7 @@ class _Outcome:
     written: int = 0
     skipped: int = 0
     last: Fingerprint | None = None
-    dead: _Dead = field(default_factory=_Dead)
+    dead: Dead = field(default_factory=Dead)
 
     @property
     def counts(self) -> Counts:
@@ -153,7 +162,7 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
 def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: Pipeline) -> Iterator[Prepared]:
     """All of a range, read, decoded and transformed, with its share of dead letters judged: whatever of this fails, and
     whatever stops the run, does so before the claim."""
-    dead, parts, read = _Dead(), [], 0
+    dead, parts, read = Dead(), [], 0
     for part in prepared:
         parts.append(part)
         read += len(part.offsets)
@@ -252,6 +261,28 @@ _CLAIMED = (
 )
 
 
+def check_topics(work: Work, log: Log) -> None:
+    """Refuse records whose topic was deleted and made again since the run began. To be asked after records were read,
+    before anything is done with them: if the topic still has the id, they were its own."""
+    now = {where.topic: topic_id for where, topic_id in log.partitions_of(work.topic_ids).items()}
+    for topic, topic_id in work.topic_ids.items():
+        ledger.check_topic(f"{topic} is read", topic_id, now[topic])
+
+
+def of_these_topics(read: Reading, work: Work, log: Log) -> Reading:
+    """The same records, each batch after ``check_topics``."""
+
+    def reading(todo: OffsetRange) -> Iterator[pa.RecordBatch]:
+        batch = None
+        for batch in read(todo):
+            check_topics(work, log)
+            yield batch
+        if batch is None:  # the range is claimed all the same
+            check_topics(work, log)
+
+    return reading
+
+
 def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> None:
     """In the driver: the acts of one batch, in the guarantee's order, over what its tasks have staged."""
     failpoint("staged", work.batch)
@@ -291,12 +322,14 @@ def _write(
             waiting, bytes_waiting = [], 0
 
     for part in prepared:
-        refused = sink.write(Rows(sabotaged(part.rows.rows, offset_column), part.rows.deletes)).refused
-        offsets = part.rows.rows.column(offset_column)
+        rows, deletes = part.rows.rows, part.rows.deletes
+        any_rows = rows.num_rows or deletes.num_rows
+        refused = sink.write(Rows(sabotaged(rows, offset_column), deletes)).refused if any_rows else {}
+        offsets = rows.column(offset_column)
         bad = {offsets[row].as_py(): why for row, why in refused.items()}
         outcome.read += len(part.offsets)
         records = len(offsets) if pipeline.transform is None else pc.count_distinct(offsets).as_py()
-        outcome.written += records - len(bad) + part.rows.deletes.num_rows
+        outcome.written += records - len(bad) + deletes.num_rows
         outcome.skipped += part.skipped
         outcome.last = part.last or outcome.last
         bury(part.letters + _refused_letters(bad, part.source, todo, pipeline), ended=False)
@@ -363,9 +396,10 @@ def decode_batch(batch: pa.RecordBatch, pipeline: Pipeline) -> Prepared:
     return _decode(batch, decode, python_transform(pipeline), pipeline)
 
 
-def decoded(read: Reading, pipeline: Pipeline, *, ahead: bool = True) -> Preparing:
+def decoded(read: Reading, pipeline: Pipeline, *, ahead: bool = True, hopeless: int = HOPELESS) -> Preparing:
     """Read and decode records, and put them through the Python transform if there is one. ``ahead``: a batch while the
-    one before is written; for a single batch that costs a thread, and brings nothing."""
+    one before is written; for a single batch that costs a thread, and brings nothing. ``hopeless``: so many records
+    that fail, with none that passes, are not the records' fault; 0 takes them for bad all the same."""
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
         if not ahead:
@@ -382,7 +416,21 @@ def decoded(read: Reading, pipeline: Pipeline, *, ahead: bool = True) -> Prepari
         for batch in read(todo):
             check_batch(batch, todo, position)
             position = batch.column("offset")[-1].as_py() + 1
-            yield _decode(batch, decode, change, pipeline)
+            yield from _decode_apart(batch, decode, change, pipeline, hopeless)
+
+    return prepare
+
+
+def set_aside(read: Reading, pipeline: Pipeline, why: str) -> Preparing:
+    """Read records, and make dead letters of them as they are."""
+    nothing = pa.RecordBatch.from_pylist([], schema=pa.schema([(pipeline.sink.lineage[2], pa.int64())]))
+
+    def prepare(todo: OffsetRange) -> Iterator[Prepared]:
+        for batch in read(todo):
+            check_batch(batch, todo, todo.start)
+            letters = [_letter(batch, index, UNPROCESSABLE, why) for index in range(batch.num_rows)]
+            offsets = numbers(batch.column("offset"))
+            yield Prepared(Rows(nothing, nothing), offsets, letters, last=last_fingerprint(batch), source=batch)
 
     return prepare
 
@@ -450,6 +498,38 @@ def check_batch(batch: pa.RecordBatch, wanted: OffsetRange, position: int) -> No
         raise ProtocolViolation(f"records from {batch.slice(0, 1).to_pylist()} are not those of {wanted}, in order")
 
 
+def _decode_apart(
+    batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: Pipeline, hopeless: int
+) -> list[Prepared]:
+    """A batch, decoded and transformed. Where that raises, its halves are, and what a single record raises makes it a
+    dead letter. If none of them passes, it is not the records' fault, and raised."""
+    found: list[Prepared] = []
+    failed = 0
+
+    def halves(part: pa.RecordBatch) -> None:
+        nonlocal failed
+        try:
+            found.append(_decode(part, decode, change, pipeline))
+        except NOT_OF_A_RECORD:
+            raise
+        except Exception as error:
+            if part.num_rows > 1:
+                middle = part.num_rows // 2
+                halves(part.slice(0, middle))
+                halves(part.slice(middle))
+                return
+            failed += 1
+            if failed == min(batch.num_rows, hopeless) and failed == len(found) + 1:  # nothing has passed
+                raise
+            empty = _decode(part.slice(0, 0), decode, change, pipeline)
+            letter = _letter(part, 0, UNPROCESSABLE, f"{type(error).__name__}: {first_line(error)}")
+            offsets, last = numbers(part.column("offset")), last_fingerprint(part)
+            found.append(replace(empty, offsets=offsets, letters=[letter], last=last, source=part))
+
+    halves(batch)
+    return found
+
+
 def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: Pipeline) -> Prepared:
     found = decode.decode(batch)
     rows = _with_lineage(found.rows, batch, found.kept, pipeline)
@@ -460,7 +540,7 @@ def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pi
         offsets=numbers(batch.column("offset")),
         letters=[_letter(batch, dead.index, dead.reason, dead.detail) for dead in found.dead],
         skipped=found.skipped,
-        last=last_fingerprint(batch),
+        last=last_fingerprint(batch) if batch.num_rows else None,
         source=batch,
     )
 
@@ -502,16 +582,31 @@ def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.
             f"transform: the rows have lost {', '.join(missing)}",
             advice="Every row keeps its record's identity: pass the lineage columns through.",
         )
-    offset = pipeline.sink.lineage[2]
-    before, after = rows.column(offset), out.column(offset)
+    topic, partition, offset = pipeline.sink.lineage[:3]
+    if rows.num_rows:
+        check_lineage(out, pipeline, TopicPartition(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py()))
     # Without ``min_count`` the answer about no row at all is neither yes nor no.
-    known = pc.all(pc.is_in(after, value_set=before), min_count=0).as_py()
-    if not known or np.any(np.diff(numbers(after)) < 0):
-        raise ConfigError(
-            f"transform: {offset} was changed or put out of order",
-            advice="Every row keeps its record's identity, and rows stay in the order of their offsets.",
-        )
+    if not pc.all(pc.is_in(out.column(offset), value_set=rows.column(offset)), min_count=0).as_py():
+        raise _changed_lineage(offset)
     return out
+
+
+def check_lineage(rows: pa.RecordBatch, pipeline: Pipeline, where: TopicPartition) -> None:
+    """Refuse rows of a transform that are no longer of the partition they came from, or not in its order."""
+    topic, partition, offset = pipeline.sink.lineage[:3]
+    for name, value in ((topic, where.topic), (partition, where.partition)):
+        if rows.num_rows and pc.unique(rows.column(name)).to_pylist() != [value]:
+            raise _changed_lineage(name)
+    if np.any(np.diff(numbers(rows.column(offset))) < 0):
+        raise _changed_lineage(offset)
+
+
+def _changed_lineage(column: str) -> ConfigError:
+    return ConfigError(
+        f"transform: {column} was changed or put out of order",
+        advice="Every row keeps its record's identity, and rows stay in the order of their offsets: pass the lineage "
+        "columns through as they are.",
+    )
 
 
 def last_fingerprint(batch: pa.RecordBatch) -> Fingerprint:

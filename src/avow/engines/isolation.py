@@ -1,0 +1,137 @@
+"""Which record makes attempts fail, where an attempt cannot say so itself: a killed worker, a sink that raises.
+
+Theory of operation
+-------------------
+``task`` makes a dead letter of a record that it can name. What it cannot name ends the attempt: the process died, or
+the sink failed on a whole range. A range that has failed twice is delivered in pieces, a 32nd of it at a time, the one
+that fails in pieces of that, down to a single offset. That offset is tried once more; if it still fails, its record
+is kept as a dead letter as it is, without being decoded. Pieces before and behind it are delivered as usual.
+
+A sink or a transform that fails for everything looks the same. It is told apart by what comes next: after a few records
+of a partition in a row, with none delivered in between, the run stops by name.
+
+Owns: which ranges to try next. Must not know: how they are delivered, or why they fail. Neighbours: ``driver``
+(attempts), ``spark`` and ``consumer`` (which ask for each batch).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from avow.errors import SourceError, TooManyDeadLetters, first_line
+from avow.kafka.log import TopicPartition
+from avow.ledger import OffsetRange
+
+PIECES = 32
+TRIES = 2  # of the same range, before it is delivered in pieces or set aside
+IN_A_ROW_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a batch is delivered at once."""
+
+    ranges: Mapping[TopicPartition, OffsetRange]
+    set_aside: str = ""  # why its single record is to be a dead letter without being decoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """A range that has failed, with nothing of it delivered."""
+
+    range: OffsetRange
+    failures: int
+    error: str
+
+
+class Isolation:
+    """Lives as long as a run, over its attempts."""
+
+    def __init__(self, stops: tuple[type[Exception], ...], event: Callable[[str], None]) -> None:
+        self._stops = stops  # these say themselves what is wrong
+        self._event = event
+        self._suspects: dict[TopicPartition, _Suspect] = {}
+        self._in_a_row: Counter[TopicPartition] = Counter()
+
+    def parts(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[Part]:
+        """A batch as it is to be delivered: at once, or after a failure one range after the other."""
+        if not self._suspects.keys() & ranges.keys():
+            yield Part(ranges)
+            return
+        for where, planned in sorted(ranges.items()):
+            start = planned.start
+            while start < planned.until:
+                part = self._next(where, replace(planned, start=start))
+                yield part
+                start = part.ranges[where].until
+
+    def _next(self, where: TopicPartition, left: OffsetRange) -> Part:
+        suspect = self._suspects.get(where)
+        if suspect is None or not suspect.range.start <= left.start < suspect.range.until:
+            self._suspects.pop(where, None)
+            return Part({where: left})
+        if suspect.failures < TRIES:
+            return Part({where: left})
+        if len(suspect.range) == 1:
+            self._check_in_a_row(where, suspect)
+            return Part({where: suspect.range}, suspect.error)
+        until = min(left.start + max(1, len(suspect.range) // PIECES), suspect.range.until, left.until)
+        return Part({where: replace(left, until=until)})
+
+    def _check_in_a_row(self, where: TopicPartition, suspect: _Suspect) -> None:
+        if self._in_a_row[where] >= IN_A_ROW_MAX:
+            raise TooManyDeadLetters(
+                f"dead-letters: the last {IN_A_ROW_MAX} records of {where} were set aside one after the other, and the "
+                f"one at offset {suspect.range.start} fails too: {suspect.error}",
+                advice="So it is hardly the records. Fix the transform or the sink, redrive the dead letters "
+                "(unprocessable), and start again. Nothing of this offset was claimed.",
+            )
+
+    @contextmanager
+    def trying(self, part: Part) -> Iterator[None]:
+        """Around the delivery of a part: remembers what came of it."""
+        try:
+            yield
+        except self._stops:
+            raise
+        except Exception as error:
+            if part.set_aside:
+                (tried,) = part.ranges.values()
+                raise SourceError(
+                    f"the record at offset {tried.start} of {tried.topic}/{tried.partition} can neither be delivered "
+                    f"({part.set_aside}) nor kept as a dead letter: {first_line(error)}"
+                ) from error
+            for where, tried in part.ranges.items():
+                self._failed(where, tried, first_line(error))
+            raise
+        for where, done in part.ranges.items():
+            self._done(where, done, part.set_aside)
+
+    def _failed(self, where: TopicPartition, tried: OffsetRange, error: str) -> None:
+        before = self._suspects.get(where)
+        again = before is not None and before.range.start == tried.start
+        if not again or before is None:
+            failures = 1
+        elif len(tried) < len(before.range):
+            failures = TRIES if len(tried) > 1 else 1
+        else:  # the same range, or more of the log by now
+            failures = before.failures + 1
+            tried = before.range
+        self._suspects[where] = _Suspect(tried, failures, error)
+        if failures >= TRIES:
+            self._event(f"{tried} fails: {'it is' if len(tried) == 1 else 'what makes it fail is'} isolated")
+
+    def _done(self, where: TopicPartition, done: OffsetRange, set_aside: str) -> None:
+        if set_aside:
+            self._in_a_row[where] += 1
+            self._event(f"offset {done.start} of {where} could not be processed, and is a dead letter: {set_aside}")
+        else:
+            self._in_a_row.pop(where, None)
+        suspect = self._suspects.get(where)
+        if suspect is not None and done.until >= suspect.range.until:
+            del self._suspects[where]
+        elif suspect is not None:
+            self._suspects[where] = replace(suspect, range=replace(suspect.range, start=done.until))
