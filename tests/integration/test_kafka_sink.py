@@ -877,3 +877,20 @@ def test_a_ledger_of_an_earlier_version_learns_its_topics_at_the_next_start(
     make_again(s, s.target)
     with pytest.raises(TopicRecreated):
         s.started(pipeline)
+
+
+def test_a_group_that_is_deleted_before_the_first_claim(stage: Make, cluster: Cluster) -> None:
+    """It is nobody's bug: the run says what was done to it, and the next start where to begin."""
+    s = stage()
+    s.produce(values(10))
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    admin = metadata.admin(cluster.bootstrap)
+    admin.delete_consumer_groups([s.name])[s.name].result()
+    with pytest.raises(ConfigError, match="somebody has deleted the group") as stopped:
+        s.deliver(pipeline, run, 0, 10)
+    assert "Start the pipeline again" in stopped.value.advice
+    with pytest.raises(ConfigError, match="is gone from the group") as refused:
+        s.started(pipeline)
+    assert f"If the output has no record of {s.source}/0, its start is 0" in refused.value.advice
+    assert s.out() == []

@@ -97,7 +97,13 @@ class _Audit:
         self._tell("reading the ledger")
         known = self._reading.known()
         if not known:
-            return unknown(pipeline, f"{pipeline.name} has never run into this sink", "Run it, then audit it.")
+            return unknown(
+                pipeline,
+                f"the sink has no position of {pipeline.name}: it has never run into it, or its positions are gone",
+                "If it has never run: run it, then audit it. If it has: the table was replaced or restored, or the "
+                "pipeline was renamed. Without its positions there is nothing to audit against; avow run says how to "
+                "go on.",
+            )
         state = self._examined(known)
         job = self._job(state)
         self._compare(job, state)

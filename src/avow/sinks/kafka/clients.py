@@ -33,7 +33,7 @@ import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
-from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, TopicRecreated
+from avow.errors import AvowError, ConfigError, SinkError, TopicRecreated
 from avow.kafka import committed
 from avow.kafka.connect import flushed, in_time, made, settings_at, settings_of
 from avow.kafka.log import TopicPartition
@@ -589,5 +589,10 @@ def several(names: list[str]) -> str:
 
 def expect(kept: Kept | None, where: TopicPartition) -> Kept:
     if kept is None:
-        raise ProtocolViolation(f"the ledger has no position for {where}: a run writes one before it reads")
+        raise ConfigError(
+            f"the position of {where} is gone from the consumer group while the pipeline runs: somebody has deleted "
+            "the group, or its offsets",
+            advice="Nothing of this range was claimed. Start the pipeline again: it stops, and says at which offsets "
+            "to begin under a new name.",
+        )
     return kept

@@ -80,6 +80,7 @@ def lost(where: TopicPartition, began: Began, topic_id: str) -> AvowError:
         )
     return ConfigError(
         f"the position of {where} is gone from the group, and the output holds what was delivered before",
-        advice="Kafka forgets positions that nobody has committed for offsets.retention.minutes. The output's last "
-        "records carry avow-origin: with it, begin under a new name with source.start at the offsets after them.",
+        advice="Kafka forgets positions that nobody has committed for offsets.retention.minutes, and those of a group "
+        "that is deleted. The output's last records carry avow-origin: with it, begin under a new name with "
+        f"source.start at the offsets after them. If the output has no record of {where}, its start is {began.start}.",
     )
