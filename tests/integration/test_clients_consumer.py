@@ -19,6 +19,7 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from tests.consuming import TABLE, handled, in_order, judged
 from tests.fix_cluster import positions_of
@@ -384,6 +385,34 @@ def test_loops_and_starts(group: Callable[..., Group]) -> None:
     with g.consumer("at-most-once", per="record") as consumer, pytest.raises(HandlerFailed, match="failed: ValueError"):
         consumer.run(fails)
     assert (tried, g.committed()) == ([12], {0: 13}), "a second try could do its work twice"
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_partitions_that_were_added_between_two_starts(group: Callable[..., Group], guarantee: str) -> None:
+    """Offsets in the group, or in PostgreSQL: nothing of a new partition is passed over."""
+    g = group()
+    given: dict[str, Any] = {"start": "latest", "once": True}
+    given |= {"database": g.cluster.postgres_url} if guarantee == "exactly-once" else {}
+    found: list[tuple[int, int]] = []
+
+    def alone(record: Record) -> None:
+        found.append((record.partition, record.offset))
+
+    def within(record: Record, _: Transaction) -> None:
+        alone(record)
+
+    handler = within if guarantee == "exactly-once" else alone
+    g.produce(1)
+    with g.consumer(guarantee, **given) as consumer:
+        consumer.run(handler)
+    admin = metadata.admin(g.cluster.bootstrap)
+    admin.create_partitions([NewPartitions(g.topic, 2)])[g.topic].result()
+    time.sleep(1)  # until every broker knows of it
+    g.partitions = 2
+    g.produce(2)
+    with g.consumer(guarantee, **given) as consumer:
+        consumer.run(handler)
+    assert sorted(found) == [(0, 1), (0, 2), (1, 0), (1, 1)]
 
 
 def test_retention_is_a_named_stop(group: Callable[..., Group]) -> None:

@@ -35,7 +35,8 @@ PATIENCE_S = 60.0  # with commits that do not go through
 
 
 class GroupKeeping:
-    """``known``: the partitions there were at the start; others were added, and are read from their first record."""
+    """``known``: the partitions there were at the start. Others were added, and so were those without a committed
+    offset in a topic where the group has some: they are read from their first record."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class GroupKeeping:
         self._log = log
         self._terms = terms
         self._member = member
-        self._known = known
+        begun = {where.topic for where, position in log.told(known).items() if position is not None}
+        self._known = {where for where in known if where.topic not in begun}
         self._event = event
         self._positions = Positions()
         self._tried_at = time.monotonic()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -148,12 +148,13 @@ class Transaction:
 
 
 class LedgerKeeping:
-    """``known``: the partitions there were at the start; others were added, and are read from their first record."""
+    """``known``: the partitions there were at the start, with the ids of their topics. Others were added, and so were
+    those without a position in a topic that the ledger knows: they are read from their first record."""
 
     def __init__(
         self,
         pipeline: Pipeline,
-        known: Collection[TopicPartition],
+        known: Mapping[TopicPartition, str],
         longest_s: float,
         stop: threading.Event,
         event: Callable[[str], None],
@@ -162,6 +163,7 @@ class LedgerKeeping:
         self._pipeline = pipeline
         self._url = pipeline.sink.url.get_secret_value()
         self._known = known
+        self._begun: set[str] = set()  # ids of topics that were read before this process began
         self._longest_s = longest_s
         self._stop = stop
         self._event = event
@@ -176,6 +178,7 @@ class LedgerKeeping:
     def prepare(self) -> None:
         prepared = self._driver.store
         prepared.prepare()
+        self._begun = {entry.topic_id for entry in prepared.entries().values()}
 
     def close(self) -> None:
         self._tell()
@@ -185,7 +188,7 @@ class LedgerKeeping:
     # Partitions come and go
 
     def begin(self, ours: list[TopicPartition]) -> dict[TopicPartition, int]:
-        added = [where for where in ours if where not in self._known]
+        added = [where for where in ours if self._known.get(where) in {None, *self._begun}]
         while True:
             try:
                 self._driver.begin(ours, added=added)
