@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from tests.fix_pipeline import Scenario, payment, session_spark
+from tests.integration import test_spark_lake as lake_tests
+from tests.integration import test_spark_postgres as postgres_tests
 
 from avow.cli import main
 from avow.engines.redrive import Redriven, redrive
@@ -143,6 +145,30 @@ def test_redrive_through_sql_and_upsert_keeps_newer_rows(scenario: Make) -> None
     assert drive(s, path) == Redriven(written=2, skipped=1)
     assert dict(s.rows(f'SELECT id, loud FROM "{s.table}"')) == {1: "NEWER", 2: "LATE"}
     assert totals(s) == (4, 3, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "delta", "iceberg"])
+def test_redrive_does_not_bring_back_what_was_deleted_later(scenario: Make, kind: str) -> None:
+    """A null value after the dead letter deletes its key; one before it does not, and a later row stays."""
+    s = scenario(partitions=1)
+    lines = ('mode = "upsert"', 'key = ["id"]')
+    sink = postgres_tests.sink(s, *lines) if kind == "postgres" else lake_tests.sink(s, kind, *lines)
+
+    def value(number: int, **more: str) -> bytes:
+        return json.dumps({"id": number, "account": "a", **more}).encode()
+
+    dead = {n: value(n, note="not declared") for n in range(1, 5)}
+    s.produce([dead[1], None, dead[2], dead[3], value(3, account="later")], keys=[b"1", b"1", b"2", b"3", b"3"])
+    s.produce([value(4), None, dead[4]], keys=[b"4", b"4", b"4"])
+    s.drain(s.file(sink=sink, decode=OLD), "consumer")
+    path = s.file(sink=sink, decode=f'{OLD}\nunknown_fields = "ignore"')
+    assert drive(s, path) == Redriven(written=3, skipped=1)
+    rows = (
+        s.rows(f'SELECT id, account FROM "{s.table}"')
+        if kind == "postgres"
+        else lake_tests.frame(s, kind).select("id", "account").rows()
+    )
+    assert dict(rows) == {2: "a", 3: "later", 4: "a"}
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

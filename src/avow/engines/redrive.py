@@ -4,24 +4,30 @@ A letter leaves the graveyard in the same act in which its row enters the table,
 between, cannot double it. What is still bad stays, with its new reason. Only dead letters of records that are claimed
 and counted are taken (``_until``).
 
+Under upsert a redriven record comes after records that followed it. A row that a later one wrote is kept by the offset
+guard; a row that a later null value deleted has left no offset to compare with, so the topic is read for those.
+
 Owns: that act. Neighbours: ``task`` (decode) and the sink's ``Redriving`` side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from avow import sinks
+from avow import ledger, sinks
 from avow.engines import sql
 from avow.engines.task import decode_batch
+from avow.errors import RetentionLoss
 from avow.guarantee import Guarantee
-from avow.kafka.log import TopicPartition
-from avow.kafka.reader import COLUMNS, headers_column
+from avow.kafka.log import Log, TopicPartition
+from avow.kafka.reader import COLUMNS, Reader, headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.settings import Pipeline
 from avow.sinks.base import DeadLetter, Rows, Selection
@@ -81,6 +87,9 @@ def _redrive_some(
         rows = prepared.rows
         if pipeline.by_sql:
             rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
+        if pipeline.tombstones == "delete" and rows.rows.num_rows:
+            since = OffsetRange(where.topic, where.partition, letters[0].offset + 1, entry.position)
+            rows = Rows(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
         bad = {letter.offset for letter in prepared.letters}
         offset = pipeline.sink.lineage[2]
         refused = sink.write(rows).refused
@@ -102,6 +111,36 @@ def _until(entry: Entry, guarantee: Guarantee) -> int:
     if guarantee is Guarantee.AT_MOST_ONCE:
         return entry.last.offset + 1 if entry.last else 0
     return entry.position
+
+
+def _not_deleted_since(rows: pa.RecordBatch, since: OffsetRange, entry: Entry, pipeline: Pipeline) -> pa.RecordBatch:
+    """The rows, without those of keys that a later record of the partition has deleted: they would come back."""
+    where = TopicPartition(since.topic, since.partition)
+    with Log(pipeline.source, pipeline.name) as log:
+        view = log.view({where: entry})[where]
+    ledger.check_topic(f"{where} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
+    if view.earliest > since.start:
+        raise RetentionLoss(
+            f"retention-loss: {where} begins at offset {view.earliest}, so it cannot be known whether a record after "
+            f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
+            advice="Send the corrected records to the topic again: they are then the latest of their keys. "
+            f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
+        )
+    keys, offset = list(pipeline.sink.key), pipeline.sink.lineage[2]
+    deleted: dict[tuple[Any, ...], int] = {}
+    with closing(Reader(pipeline.source, pipeline.name)) as reader:
+        for batch in reader.read(since):
+            nulls = batch.filter(batch.column("value").is_null())
+            if nulls.num_rows:
+                deletes = decode_batch(nulls, pipeline).rows.deletes
+                deleted |= zip(_tuples(deletes, keys), deletes.column(offset).to_pylist(), strict=True)
+    offsets = rows.column(offset).to_pylist()
+    kept = [deleted.get(key, -1) < at for key, at in zip(_tuples(rows, keys), offsets, strict=True)]
+    return rows.filter(pa.array(kept, pa.bool_()))
+
+
+def _tuples(rows: pa.RecordBatch, keys: list[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(rows.column(key).to_pylist() for key in keys), strict=True))
 
 
 def _batch(letters: list[DeadLetter]) -> pa.RecordBatch:
