@@ -103,7 +103,8 @@ class Run:
             begun = {entry.topic_id for entry in store.entries().values()}
             fresh = {where for where, topic_id in known.items() if topic_id not in begun}
 
-        isolation = Isolation(tuple(STOPS.values()), self._observer.event)
+        # What Kafka does not answer says nothing about a record, nor does a stop by name.
+        isolation = Isolation((SourceError, *STOPS.values()), self._observer.event)
 
         def make() -> _Attempt:
             return _Attempt(pipeline, columns, fresh, ends, self._stop, self._observer, isolation)

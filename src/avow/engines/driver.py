@@ -192,11 +192,12 @@ class Driver:
         known = self.log.partitions()
         if partitions is not None:
             known = {where: known[where] for where in partitions if where in known}
-        else:
-            added = self._added_since(known)
+        entries = {where: held.entry for where, held in self.store.look().items()}
+        if partitions is None:
+            added = _added_since(known, entries)
         # What refuses this start does so before it fences: a healthy run beside it goes on. Then the older runs are
         # fenced, which can move positions no more, and the rules are asked again.
-        self._planned(known, added)
+        self._planned(known, added, entries)
         self.run = self.store.open_run(partitions)
         self.positions |= self._starts(known, added)
         self._topic_ids |= {where.topic: topic_id for where, topic_id in known.items()}
@@ -209,19 +210,14 @@ class Driver:
         if not self._tell_every_s:
             self.tell_group()
 
-    def _added_since(self, known: Mapping[TopicPartition, str]) -> set[TopicPartition]:
-        """Partitions without a position whose topic has one in the ledger: they were added since it was first read, and
-        ``latest`` would pass over what they hold."""
-        entries = self.store.entries()
-        begun = {entry.topic_id for entry in entries.values()}
-        return {where for where, topic_id in known.items() if where not in entries and topic_id in begun}
-
     def _planned(
-        self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
+        self,
+        known: Mapping[TopicPartition, str],
+        added: Collection[TopicPartition],
+        entries: Mapping[TopicPartition, Entry],
     ) -> dict[TopicPartition, Start]:
         """Ask the rules about every partition. Nothing is changed."""
         source = self._pipeline.source
-        entries: dict[TopicPartition, Entry | None] = dict(self.store.entries())
         views = self.log.view({where: entries.get(where) for where in known})
         fresh = {where for where in known if not entries.get(where)}
         from_earliest = set() if isinstance(source.start, Mapping) else fresh & set(added)
@@ -240,7 +236,7 @@ class Driver:
         self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Where to begin, with first positions written."""
-        starts = self._planned(known, added)
+        starts = self._planned(known, added, self.store.entries())
         self.store.adopt({w: Entry(start.position, known[w], self.run) for w, start in starts.items() if start.adopted})
         for where, start in starts.items():
             if start.given_up:
@@ -401,6 +397,13 @@ class Driver:
                 self._ends |= ends
                 self._oldest = oldest
         return True
+
+
+def _added_since(known: Mapping[TopicPartition, str], entries: Mapping[TopicPartition, Entry]) -> set[TopicPartition]:
+    """Partitions without a position whose topic has one in the ledger: they were added since it was first read, and
+    ``latest`` would pass over what they hold."""
+    begun = {entry.topic_id for entry in entries.values()}
+    return {where for where, topic_id in known.items() if where not in entries and topic_id in begun}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Isolation:
     """Lives as long as a run, over its attempts."""
 
     def __init__(self, stops: tuple[type[Exception], ...], event: Callable[[str], None]) -> None:
-        self._stops = stops  # these say themselves what is wrong
+        self._stops = stops  # these say themselves what is wrong, and it is not a record
         self._event = event
         self._suspects: dict[TopicPartition, _Suspect] = {}
         self._in_a_row: Counter[TopicPartition] = Counter()

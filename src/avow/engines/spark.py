@@ -52,7 +52,7 @@ from avow.engines.task import (
     python_transform,
     set_aside,
 )
-from avow.errors import AvowError, ProtocolViolation, first_line
+from avow.errors import AvowError, ProtocolViolation, SourceError, first_line
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
@@ -131,7 +131,8 @@ class Run:
                     "driver.memory) say why.",
                 ) from error
 
-        isolation = Isolation((*STOPS.values(), _StopAsked), self._observer.event)
+        # What Kafka does not answer says nothing about a record, nor does a stop by name.
+        isolation = Isolation((SourceError, *STOPS.values(), _StopAsked), self._observer.event)
 
         def make() -> _Attempt:
             stop, running, observer = self._stop, self._batch_running, self._observer
