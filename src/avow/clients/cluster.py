@@ -5,6 +5,7 @@ Owns: those questions. Must not know: sends. Its neighbour is ``producer``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -12,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from avow.clients.durability import TopicFacts
-from avow.errors import AvowError, SourceError, Superseded
-from avow.kafka.connect import made, settings_at, strike
+from avow.errors import AvowError, ConfigError, SourceError, Superseded
+from avow.kafka.connect import grant, is_permanent, made, settings_at, strike, unless_refused, words
 
 # Of one request to the cluster: long enough for a coordinator or a leader to be replaced.
 PATIENCE_S = 60.0
@@ -24,11 +25,13 @@ FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.I
 
 def facts(brokers: str, given: Mapping[str, str], topic: str, timeout_s: float = PATIENCE_S) -> TopicFacts | None:
     """What decides about a topic's records beside the producer. None if there is no such topic."""
-    admin = made(AdminClient, settings_at(brokers, given), given, "kafka")
+    complaints: deque[KafkaError] = deque(maxlen=100)
+    admin = made(AdminClient, settings_at(brokers, given) | {"error_cb": complaints.append}, given, "kafka")
     resource = ConfigResource(ResourceType.TOPIC, topic)
     with as_ours(f"the describing of topic {topic}", given):
         # All of them: asked about one that is not there, a broker may make it.
-        found = admin.list_topics(timeout=timeout_s).topics.get(topic)
+        listed = unless_refused(admin, complaints, timeout_s + 1, lambda: admin.list_topics(timeout=timeout_s))
+        found = listed.topics.get(topic)
         if found is None or not found.partitions:
             return None
         config = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(timeout_s)
@@ -61,7 +64,11 @@ def as_ours(what: str, given: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        said = f"Kafka did not do {what}: {strike(given.values(), error.args[0].str())}"
+        said = f"Kafka did not do {what}: {strike(given.values(), words(error.args[0]))}"
+        if is_permanent(error.args[0]):
+            raise ConfigError(
+                said, advice=grant(error.args[0], "the client's settings", rights=("Write", "Describe"))
+            ) from None
         if error.args[0].code() in FENCED:
             raise superseded(said) from None
         raise SourceError(said, advice="Check that the brokers answer.") from None

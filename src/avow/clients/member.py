@@ -19,6 +19,7 @@ Owns: the client and its settings. Must not know: where positions are kept, what
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ from typing import Any
 import confluent_kafka as client
 from confluent_kafka import KafkaError, KafkaException
 
-from avow.errors import SourceError
-from avow.kafka.connect import made, settings_of, strike
+from avow.errors import AvowError, ConfigError, SourceError
+from avow.kafka.connect import first_permanent, grant, is_permanent, made, settings_of, strike, words
 from avow.kafka.headers import KEY, headers_of
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import FETCH, FIXED
@@ -91,8 +92,11 @@ class Member:
         self._answered = answered
         self._eager = assignment == "eager"
         given = revealed(source.kafka)
+        self._group = group
+        self._complaints: deque[KafkaError] = deque(maxlen=100)
         own: dict[str, Any] = {
             "group.id": group,
+            "error_cb": self._complaints.append,
             "partition.assignment.strategy": STRATEGIES[assignment],
             "max.poll.interval.ms": int(longest_s * 1000),
             "on_commit": self._on_commit,
@@ -160,6 +164,8 @@ class Member:
         self.rewind({where: self._next[where] for where in self._astray})
         first = self._client.poll(wait_s)
         if first is None:
+            if (complaint := first_permanent(self._complaints)) is not None:
+                raise self._failure(complaint)
             return []
         messages = [first, *self._client.consume(most - 1, 0)] if most > 1 else [first]
         batches: dict[TopicPartition, list[client.Message]] = {}
@@ -200,8 +206,13 @@ class Member:
         if error is not None and error.code() != KafkaError._MAX_POLL_EXCEEDED:
             raise self._failure(error)
 
-    def _failure(self, error: KafkaError) -> SourceError:
-        said = strike(revealed(self._source.kafka).values(), error.str())
+    def _failure(self, error: KafkaError) -> AvowError:
+        said = strike(revealed(self._source.kafka).values(), words(error))
+        if is_permanent(error):
+            return ConfigError(
+                f"Kafka at {self._source.shown('brokers')} refuses records to group {self._group}: {said}",
+                advice=grant(error, "the client's settings", topics=self._source.topics, group=self._group),
+            )
         return SourceError(
             f"Kafka at {self._source.shown('brokers')}, asked for records: {said}",
             advice="Check the brokers and the topics' leaders. The positions are whole: start again when it is mended.",

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -44,7 +45,7 @@ from avow.clients.durability import OWNED, Durability, choose
 from avow.clients.sending import Outcome, Place, Sending, Totals, outcome_of, words_of
 from avow.errors import AvowError, ConfigError, SourceError, first_line
 from avow.guarantee import Guarantee
-from avow.kafka.connect import flushed, in_time, made, settings_at, strike
+from avow.kafka.connect import flushed, in_time, made, settings_at, strike, unless_refused
 from avow.kafka.headers import CHECKSUM, KEY, SEQUENCE, checksum
 
 Headers = Iterable[tuple[str, bytes | str | None]]
@@ -112,12 +113,14 @@ class Producer:
         self._fenced = False
         _refuse_owned(self._given)
         settings = self._settings(name or self.id)
-        self._client = made(client.Producer, settings, self._given, "kafka")
+        complaints: deque[KafkaError] = deque(maxlen=100)
+        self._client = made(client.Producer, settings | {"error_cb": complaints.append}, self._given, "kafka")
         self._room_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
         self._patient = True  # a send waits for room
         if self.choice.transactional:
             with as_ours(f"the taking over of {name or self.id}", self._given):
-                self._client.init_transactions(PATIENCE_S)
+                begin = partial(self._client.init_transactions, PATIENCE_S)
+                unless_refused(self._client, complaints, PATIENCE_S + 1, begin)
 
     def _settings(self, transactional_id: str) -> dict[str, Any]:
         own = {**self.choice.settings(), "message.timeout.ms": str(int(self._timeout_s * 1000))}

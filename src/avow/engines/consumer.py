@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,8 +46,8 @@ from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_ta
 from avow.engines.isolation import Isolation, Part
 from avow.engines.progress import Observer
 from avow.engines.task import Reading, Report, Work, can_join, check_topics, decoded, deliver, deliver_joined, set_aside
-from avow.errors import SourceError, Superseded, first_line
-from avow.kafka.connect import made, settings_of, strike
+from avow.errors import AvowError, ConfigError, SourceError, Superseded, first_line
+from avow.kafka.connect import first_permanent, grant, is_permanent, made, settings_of, strike, words
 from avow.kafka.headers import size_of
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS, FETCH, FIXED, TAKE_RECORDS, as_batch
@@ -147,7 +148,10 @@ class _Attempt:
         self.driver = Driver(pipeline, observer, tell_every_s=TELL_EVERY_S)
         given = revealed(pipeline.source.kafka)
         settings = settings_of(pipeline.source) | FETCH | DEFAULTS | given | FIXED | MEMBER
-        self._consumer = made(client.Consumer, settings | {"group.id": f"{pipeline.name}.members"}, given)
+        self._group = f"{pipeline.name}.members"
+        self._complaints: deque[KafkaError] = deque(maxlen=100)
+        own = {"group.id": self._group, "error_cb": self._complaints.append}
+        self._consumer = made(client.Consumer, settings | own, given)
         self._taken: dict[TopicPartition, _Taken] = {}
         self._bytes = 0
         self._changed: set[TopicPartition] = set()  # came or went behind the first record of the present take
@@ -252,6 +256,8 @@ class _Attempt:
         wait = WAIT_S if not self._taken else min(WAIT_S, max(0.0, self._rest()))
         first = self._consumer.poll(wait)
         if first is None:
+            if (complaint := first_permanent(self._complaints)) is not None:
+                raise self._failure(complaint)
             return
         self._changed.clear()
         more = min(TAKE_RECORDS, self._pipeline.batch.max_records - self._count()) - 1
@@ -293,9 +299,14 @@ class _Attempt:
                 raise self._failure(error)
         return records
 
-    def _failure(self, error: KafkaError | None) -> SourceError:
+    def _failure(self, error: KafkaError | None) -> AvowError:
         source = self._pipeline.source
-        said = strike(revealed(source.kafka).values(), error.str() if error else "")
+        said = strike(revealed(source.kafka).values(), words(error) if error else "")
+        if error is not None and is_permanent(error):
+            return ConfigError(
+                f"Kafka at {source.shown('brokers')} refuses records to group {self._group}: {said}",
+                advice=grant(error, topics=self._topics, group=self._group),
+            )
         return SourceError(
             f"Kafka at {source.shown('brokers')}, asked for records: {said}",
             advice="It is tried again from the ledger. If it stays so, check the brokers and the topics' leaders.",

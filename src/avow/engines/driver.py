@@ -389,6 +389,13 @@ class Driver:
     def _hear(self, *, wait: bool = False) -> bool:
         """What the teller has to say. ``wait``: until it is done. False if it has failed."""
         match self._teller.heard(wait=wait):
+            case ConfigError() as error:  # it stays so: said once, and not asked again
+                self._teller.stop_telling()
+                self._observer.event(
+                    f"offsets are not committed to consumer group {self._pipeline.name} (lag tools will not see them; "
+                    f"delivery is not affected): {first_line(error)}. {error.advice}"
+                )
+                return False
             case SourceError() as error:
                 self._moved = True
                 self._observer.event(f"the group could not be told its positions: {first_line(error)}")
@@ -431,14 +438,17 @@ class _Teller:
         self._telling = self._thread.submit(self._tell, dict(positions), group and self._tells, lag)
         return True
 
-    def heard(self, *, wait: bool = False) -> _Ends | SourceError | None:
+    def stop_telling(self) -> None:
+        self._tells = False
+
+    def heard(self, *, wait: bool = False) -> _Ends | SourceError | ConfigError | None:
         """What came of it, once."""
         if self._telling is None or not (wait or self._telling.done()):
             return None
         telling, self._telling = self._telling, None
         try:
             return telling.result()
-        except SourceError as error:
+        except (SourceError, ConfigError) as error:
             return error
 
     def _tell(self, positions: dict[TopicPartition, int], group: bool, lag: bool) -> _Ends | None:
@@ -446,12 +456,12 @@ class _Teller:
         try:
             if group:
                 self._log.tell(positions)
-        except SourceError:
+        except (SourceError, ConfigError):
             self._let_go()
             raise
         try:
             return _ends(self._log, positions) if lag else None
-        except SourceError:
+        except (SourceError, ConfigError):
             self._let_go()
             return None
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import confluent_kafka as client
@@ -37,6 +37,25 @@ def settings_at(brokers: str, given: Mapping[str, str]) -> dict[str, Any]:
     return {**settings, **given}
 
 
+# What no broker and no time will mend: settings and rights.
+_PERMANENT = (
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.ILLEGAL_SASL_STATE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+# A handshake is also broken off by a broker that is going down, and a login by a token server that is away.
+_TLS_CODES = (KafkaError._SSL, KafkaError._TRANSPORT)  # librdkafka (2.16) has most of them as the latter
+_TLS_REFUSED = re.compile(
+    r"certificate|unknown ca|wrong version|unsupported protocol|no shared cipher|handshake failure", re.I
+)
+_SASL_PASSING = re.compile(r"transport failure|timed out|disconnect|token", re.I)
+_ACLS = "kafka-acls.sh --add --allow-principal User:NAME"
+
+Answer = TypeVar("Answer")
 Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 
 
@@ -55,26 +74,97 @@ def made(kind: type[Client], settings: dict[str, Any], given: Mapping[str, str],
         ) from None
 
 
-def in_time(timeout_s: float, call: Callable[[], None]) -> None:
-    """The call, or the error that it timed out.
+def is_permanent(error: KafkaError) -> bool:
+    """Whether it stays until somebody changes settings or rights. Anything else may pass, and is tried again."""
+    if error.code() in _TLS_CODES:
+        return _TLS_REFUSED.search(error.str()) is not None
+    if error.code() == KafkaError._AUTHENTICATION:
+        return _SASL_PASSING.search(error.str()) is None
+    return error.code() in _PERMANENT
+
+
+def words(error: KafkaError) -> str:
+    """What it says, without the client's own bookkeeping."""
+    return re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())
+
+
+def first_permanent(complaints: Iterable[KafkaError]) -> KafkaError | None:
+    """Of what a client's connections complained of (its ``error_cb``). A request over them only says that it timed out,
+    after as long as it may take."""
+    return next((error for error in list(complaints) if is_permanent(error)), None)
+
+
+def grant(
+    error: KafkaError,
+    key: str = "source.kafka",
+    *,
+    topics: Collection[str] = (),
+    rights: Iterable[str] = ("Read", "Describe"),
+    group: str = "GROUP",
+    transactional_ids: str = "PREFIX",
+) -> str:
+    """What ends a permanent error. ``key``: where the file has the client's settings. ``rights``: what is
+    done to the topics."""
+    match error.code():
+        case KafkaError._SSL | KafkaError._TRANSPORT:
+            return (
+                f"Check security.protocol and the ssl.* settings in {key}: ssl.ca.location must hold the CA that "
+                "signed the brokers' certificates."
+            )
+        case KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            words = [
+                *(f"--operation {right}" for right in rights),
+                *(f"--topic {name}" for name in topics or ["TOPIC"]),
+            ]
+            return f"Grant the user its topics: {_ACLS} {' '.join(words)}"
+        case KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return f"Grant the user the consumer group: {_ACLS} --operation Read --group {group}"
+        case KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return (
+                f"Grant the user its transactional ids: {_ACLS} --operation Write --operation Describe "
+                f"--resource-pattern-type prefixed --transactional-id {transactional_ids}"
+            )
+        case KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            return f"Grant the user the cluster: {_ACLS} --operation IdempotentWrite --cluster"
+        case _:
+            return f"Check security.protocol and the sasl.* settings in {key}: mechanism, user and password."
+
+
+def in_time(timeout_s: float, call: Callable[[], Answer], watch: Callable[[], None] = lambda: None) -> Answer:
+    """The call's answer, or the error that it timed out. Meanwhile ``watch`` is called now and then, and may raise.
 
     ``send_offsets_to_transaction`` of librdkafka (2.16) does not keep the time-out that it is given: while the
     coordinator of the group is dead it waits, however long that is. It is then left to itself, in a thread of its own.
     """
-    ended: Future[None] = Future()
+    ended: Future[Answer] = Future()
 
     def attempt() -> None:
         try:
-            call()
-            ended.set_result(None)
+            ended.set_result(call())
         except BaseException as error:  # noqa: BLE001 - it is raised where the call is waited for
             ended.set_exception(error)
 
     threading.Thread(target=attempt, daemon=True).start()
-    try:
-        ended.result(timeout_s)
-    except TimeoutError:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+    deadline = time.monotonic() + timeout_s
+    while not wait([ended], max(0.0, min(_SHORT_S, deadline - time.monotonic()))).done:
+        watch()
+        if time.monotonic() >= deadline:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    return ended.result()
+
+
+def unless_refused(
+    one: AdminClient | client.Producer, complaints: Iterable[KafkaError], timeout_s: float, call: Callable[[], Answer]
+) -> Answer:
+    """The answer of a call that waits for this client; or, at once, what its connections complain of if it stays so.
+    ``complaints`` is where its ``error_cb`` puts them."""
+
+    def watch() -> None:
+        one.poll(0)
+        if (complaint := first_permanent(complaints)) is not None:
+            raise KafkaException(complaint)
+
+    return in_time(timeout_s, call, watch)
 
 
 def flushed(producer: client.Producer, timeout_s: float) -> int:

@@ -28,7 +28,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription  # t
 
 from avow.errors import ConfigError, SourceError
 from avow.kafka.committed import committed, reader
-from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.connect import first_permanent, grant, is_permanent, made, settings_of, strike, words
 from avow.kafka.headers import headers_of
 from avow.kafka.metadata import ClusterView, as_view
 from avow.ledger import Entry, Fingerprint, LogView
@@ -62,8 +62,6 @@ _ADVICE = {
     KafkaError._AUTHENTICATION: "Check the sasl.* settings in source.kafka.",
     KafkaError._SSL: "Check security.protocol and the ssl.* settings in source.kafka.",
     KafkaError._RESOLVE: "Check the host names in source.brokers.",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Give the pipeline's user the right to describe and read the topics.",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "Give the pipeline's user the right to read the group named like it.",
     KafkaError.UNKNOWN_TOPIC_OR_PART: _CHECK_TOPICS,
     KafkaError._NOENT: _CHECK_TOPICS,
     KafkaError.UNKNOWN_MEMBER_ID: "A consumer has joined the group of this name, which is the pipeline's: stop it.",
@@ -223,7 +221,7 @@ class Log:
 
         def request(timeout_s: float) -> dict[str, TopicDescription | None]:
             asked = self._admin.describe_topics(client.TopicCollection(names), request_timeout=timeout_s)
-            return answers(asked, timeout_s, absent=KafkaError.UNKNOWN_TOPIC_OR_PART)
+            return answers(asked, timeout_s, absent=KafkaError.UNKNOWN_TOPIC_OR_PART, watch=self._watch)
 
         return self.ask(f"for the partitions of {_several(names)}", request)
 
@@ -304,7 +302,9 @@ class Log:
 
         def request(timeout_s: float) -> dict[TopicPartition, int]:
             asked = self._admin.list_offsets(specs, isolation_level=isolation, request_timeout=timeout_s)
-            found = {_ours(theirs): answer.offset for theirs, answer in answers(asked, timeout_s).items()}
+            found = {
+                _ours(theirs): answer.offset for theirs, answer in answers(asked, timeout_s, watch=self._watch).items()
+            }
             # A leader that does not answer in time comes from librdkafka (2.16) as a good answer with a bad offset.
             if min(found.values()) < lowest:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -420,7 +420,7 @@ class Log:
 
         def told(timeout_s: float) -> None:
             asked = self._admin.alter_consumer_group_offsets(request, request_timeout=timeout_s)
-            for partition in answers(asked, timeout_s)[self._group].topic_partitions:
+            for partition in answers(asked, timeout_s, watch=self._watch)[self._group].topic_partitions:
                 if partition.error is not None:
                     raise KafkaException(partition.error)
 
@@ -468,16 +468,33 @@ class Log:
             try:
                 return request(max(0.1, min(try_s, started + self.timeout_s - time.monotonic())))
             except KafkaException as error:
-                code, words = error.args[0].code(), error.args[0].str()
+                code, said = error.args[0].code(), error.args[0].str()
+                if is_permanent(error.args[0]):
+                    raise self._refusal(what, error.args[0]) from None
             if code in _REFUSED:
-                raise ConfigError(f"Kafka was asked {what}, and refuses it: {strike(self._hidden(), words)}")
-            self._admin.poll(0)
+                raise ConfigError(f"Kafka was asked {what}, and refuses it: {strike(self._hidden(), said)}")
+            try:
+                self._watch()
+            except KafkaException as error:
+                raise self._refusal(what, error.args[0]) from None
             patience_s = self.timeout_s if code in _PASSING else _NEWS_S if code in _NOT_THERE else 0
             if time.monotonic() - started + _PAUSE_S >= patience_s:
                 raise self._failure(what, code)
             time.sleep(_PAUSE_S)
             self._renew()
             try_s *= 2
+
+    def _watch(self) -> None:
+        """Raises what the connections complain of if it stays so, however long a request is waited for."""
+        self._admin.poll(0)
+        if (complaint := first_permanent(self._troubles)) is not None:
+            raise KafkaException(complaint)
+
+    def _refusal(self, what: str, error: KafkaError) -> ConfigError:
+        return ConfigError(
+            f"Kafka at {self._brokers} was asked {what}, and refuses it: {strike(self._hidden(), words(error))}",
+            advice=grant(error, topics=self._source.topics, group=self._group),
+        )
 
     def _failure(self, what: str, code: int) -> SourceError:
         reason = KafkaError(code).str()
@@ -489,8 +506,7 @@ class Log:
             key=lambda trouble: _TROUBLES.index(trouble.code()),
         )
         if troubles:
-            words = re.sub(r" \(after \d+ms in state \w+.*\)$", "", troubles[0].str())
-            reason += f" ({strike(self._hidden(), words)})"
+            reason += f" ({strike(self._hidden(), words(troubles[0]))})"
         return SourceError(
             f"Kafka at {self._brokers} was asked {what}: {reason}",
             advice=_ADVICE.get(code) or (_ADVICE.get(troubles[0].code()) if troubles else None) or _CHECK_BROKERS,
@@ -535,12 +551,21 @@ def _read(
     return found
 
 
-def answers(asked: Mapping[Name, Future[Any]], timeout_s: float, absent: int | None = None) -> dict[Name, Any]:
-    """The answers, None for what Kafka says is absent."""
+def answers(
+    asked: Mapping[Name, Future[Any]],
+    timeout_s: float,
+    absent: int | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> dict[Name, Any]:
+    """The answers, None for what Kafka says is absent. ``watch`` is called meanwhile, and may raise."""
     # Not left to request_timeout: librdkafka's list_offsets (2.16) waits for ever for a cluster that is not there.
     deadline = time.monotonic() + timeout_s
     answers: dict[Name, Any] = {}
     for name, future in asked.items():
+        while not wait([future], max(0.0, min(_PAUSE_S, deadline - time.monotonic()))).done:
+            watch()
+            if time.monotonic() >= deadline:
+                break
         try:
             answers[name] = future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:

@@ -21,6 +21,7 @@ import base64
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -30,8 +31,8 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
-from avow.errors import ProtocolViolation, SourceError
-from avow.kafka.connect import made, settings_of, strike
+from avow.errors import ConfigError, ProtocolViolation, SourceError
+from avow.kafka.connect import first_permanent, grant, is_permanent, made, settings_of, strike, words
 from avow.kafka.headers import Headers, headers_of, size_of
 from avow.ledger import OffsetRange
 from avow.settings import Source, revealed
@@ -82,8 +83,9 @@ class Reader:
         self._source = source
         self._silence_s = silence_s
         # librdkafka wants a group; nothing is committed to it from here.
-        fixed = FIXED | {"group.id": group, "isolation.level": isolation}
-        settings = settings_of(source) | FETCH | revealed(source.kafka) | fixed
+        self._complaints: deque[KafkaError] = deque(maxlen=100)
+        own = {"group.id": group, "isolation.level": isolation, "error_cb": self._complaints.append}
+        settings = settings_of(source) | FETCH | revealed(source.kafka) | FIXED | own
         self._consumer = made(client.Consumer, settings, revealed(source.kafka))
 
     def close(self) -> None:
@@ -113,6 +115,8 @@ class Reader:
         while position < wanted.until:
             taken = self._consumer.consume(min(TAKE_RECORDS, wanted.until - position), TAKE_S)
             if not taken:
+                if (complaint := first_permanent(self._complaints)) is not None:
+                    raise self._refusal(wanted, complaint)
                 if time.monotonic() - heard_at > self._silence_s:
                     raise self._failure(wanted, f"nothing came for {self._silence_s:g} s at offset {position}")
                 continue
@@ -135,12 +139,21 @@ class Reader:
             error = message.error()
             if error is None:
                 records.append(message)
+            elif is_permanent(error):
+                raise self._refusal(wanted, error)
             elif error.code() != KafkaError._PARTITION_EOF:
                 raise self._failure(wanted, strike(revealed(self._source.kafka).values(), error.str()))
             else:
                 # Before its end was planned from, the log may look shorter to one broker: then more will come.
                 ended = ended or message.offset() >= wanted.until  # type: ignore[operator]
         return records, ended
+
+    def _refusal(self, wanted: OffsetRange, error: KafkaError) -> ConfigError:
+        said = strike(revealed(self._source.kafka).values(), words(error))
+        return ConfigError(
+            f"Kafka at {self._source.shown('brokers')} refuses to give {wanted}: {said}",
+            advice=grant(error, topics=[wanted.topic]),
+        )
 
     def _failure(self, wanted: OffsetRange, problem: str) -> SourceError:
         return SourceError(

@@ -23,10 +23,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import confluent_kafka as client
@@ -35,7 +36,18 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 
 from avow.errors import AvowError, ConfigError, SinkError, TopicRecreated
 from avow.kafka import committed
-from avow.kafka.connect import flushed, in_time, made, settings_at, settings_of
+from avow.kafka.connect import (
+    flushed,
+    grant,
+    in_time,
+    is_permanent,
+    made,
+    settings_at,
+    settings_of,
+    strike,
+    unless_refused,
+    words,
+)
 from avow.kafka.log import TopicPartition
 from avow.settings import Kafka, Pipeline, revealed
 from avow.sinks.kafka import entries
@@ -49,6 +61,7 @@ KEY = "sink.kafka"  # where the file has the settings that a client may complain
 PATIENCE_S = 60.0
 # Of an open transaction, beyond its own time-out: its coordinator looks for those every ten seconds.
 ENDS_S = 60.0
+ASK_S = 600.0  # of anything that is waited for: each of its requests has a time-out of its own
 # Of the group's coordinator. A producer goes on waiting for a dead one; a new producer finds its successor.
 SEND_S = 5.0
 # Transactional producers, per process. It goes through its partitions in their order: with one more than are kept, each
@@ -76,41 +89,48 @@ MESSAGE_BYTES_MAX = 104_857_600 - 65_536  # below what a broker's socket takes
 
 # Trying again does not help.
 _REFUSED = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Give the pipeline's user the right to write to the topics of [sink].",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "Give the pipeline's user the right to read the group named like it.",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Give the pipeline's user the right to write and describe "
-    "transactional ids that begin with the pipeline's name and a slash.",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Give the pipeline's user the right to write idempotently.",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "The brokers' transaction.max.timeout.ms is lower: lower [sink.kafka] "
     "transaction.timeout.ms.",
     KafkaError.OFFSET_METADATA_TOO_LARGE: "The ledger needs some 400 bytes, and 24 for each output topic: raise the "
     "brokers' offset.metadata.max.bytes.",
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: "The cluster is too old for transactions.",
 }
+_RIGHTS = ("Create", "Write", "Read", "Describe", "DescribeConfigs")  # to output topics and the dead letters
 _ADVICE = {
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of an output topic are in sync: check the brokers.",
     KafkaError._ALL_BROKERS_DOWN: "Check that the cluster is up.",
 }
 
 
-def failure(what: str, error: KafkaException) -> AvowError:
+def failure(what: str, error: KafkaException, pipeline: Pipeline | None = None) -> AvowError:
     """Kafka's error as ours, with what was tried."""
     cause: KafkaError = error.args[0]
     code = cause.code()
+    if is_permanent(cause):
+        if pipeline is None:
+            return ConfigError(f"Kafka refuses {what}: {words(cause)}", advice=grant(cause, KEY, rights=_RIGHTS))
+        assert isinstance(pipeline.sink, Kafka)
+        hidden = {**revealed(pipeline.source.kafka), **revealed(pipeline.sink.kafka)}.values()
+        topics = sorted({*pipeline.declared_outputs, pipeline.dead_letter_topic})
+        own = {"group": pipeline.name, "transactional_ids": f"{pipeline.name}/"}
+        return ConfigError(
+            f"Kafka refuses {what}: {strike(hidden, words(cause))}",
+            advice=grant(cause, KEY, topics=topics, rights=_RIGHTS, **own),
+        )
     if code in _REFUSED:
         return ConfigError(f"Kafka refuses {what}: {cause.str()}", advice=_REFUSED[code])
     return SinkError(f"Kafka did not do {what}: {cause.str()}", advice=_ADVICE.get(code, "Check the brokers' logs."))
 
 
 @contextmanager
-def as_ours(what: str) -> Iterator[None]:
+def as_ours(what: str, pipeline: Pipeline | None = None) -> Iterator[None]:
     """An error of Kafka's is told as ours."""
     try:
         yield
     except KafkaException as error:
-        raise failure(what, error) from None
+        raise failure(what, error, pipeline) from None
     except TimeoutError:
-        raise failure(what, KafkaException(KafkaError(KafkaError._TIMED_OUT))) from None
+        raise failure(what, KafkaException(KafkaError(KafkaError._TIMED_OUT)), pipeline) from None
 
 
 @dataclass(slots=True)
@@ -160,13 +180,16 @@ class Clients:
     def __init__(self, pipeline: Pipeline) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self.group = pipeline.name
+        self.pipeline = pipeline
         self._source = pipeline.source
         source, own = revealed(pipeline.source.kafka), revealed(pipeline.sink.kafka)
-        self._ledger_settings = settings_of(pipeline.source)
+        self._complaints: deque[KafkaError] = deque(maxlen=100)  # of all clients' connections
+        self._ledger_settings = settings_of(pipeline.source) | {"error_cb": self._complaints.append}
         # On its own cluster the output has settings of its own; on the source's, what it does not say is the same.
         self.elsewhere = pipeline.elsewhere
         brokers = str(pipeline.sink.brokers) if self.elsewhere else pipeline.source.brokers
         self._output_settings = settings_at(brokers, own if self.elsewhere else source | own)
+        self._output_settings["error_cb"] = self._complaints.append
         self._given = source | own
         self._letters_topic = pipeline.dead_letter_topic
         self.timeout_ms = int(own.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
@@ -196,10 +219,14 @@ class Clients:
             "enable.sparse.connections": "false",
         }
         producer = made(client.Producer, PRODUCING | self._sizes() | settings | own, self._given, KEY)
-        with as_ours(f"the fencing of other writers of {where}"):
-            producer.init_transactions(PATIENCE_S)
+        with as_ours(f"the fencing of other writers of {where}", self.pipeline):
+            self._unless_refused(producer, lambda: producer.init_transactions(PATIENCE_S))
         self._producing[where] = Producing(producer, self.kept(where))
         return self._producing[where]
+
+    def _unless_refused(self, one: AdminClient | client.Producer, call: Callable[[], Answer]) -> Answer:
+        self._complaints.clear()
+        return unless_refused(one, self._complaints, ASK_S, call)
 
     def transactional_id(self, where: TopicPartition) -> str:
         return f"{self.group}/{where}"
@@ -219,7 +246,7 @@ class Clients:
                 if error.args[0].code() == KafkaError._TIMED_OUT:
                     self.forget_all()
         found = self.fresh(where)
-        with as_ours(f"the beginning of a transaction for {where}"):
+        with as_ours(f"the beginning of a transaction for {where}", self.pipeline):
             found.client.begin_transaction()
         return found
 
@@ -258,7 +285,7 @@ class Clients:
         if self._failed or left:
             error = self._failed[0] if self._failed else KafkaError(KafkaError._TIMED_OUT)
             self.forget_plain()
-            raise failure("the writing of records", KafkaException(error))
+            raise failure("the writing of records", KafkaException(error), self.pipeline)
 
     def forget_plain(self) -> None:
         if self._plain is not None:
@@ -296,7 +323,7 @@ class Clients:
                 found, left = committed.committed(reader, timeout_s, asked), []
         except KafkaException as error:
             self._readers.pop(stable).close()
-            raise failure(f"the reading of the positions of group {self.group}", error) from None
+            raise failure(f"the reading of the positions of group {self.group}", error, self.pipeline) from None
         if left:  # it would go on asking
             self._readers.pop(stable).close()
         by_partition = {TopicPartition(one.topic, one.partition): one for one in found}
@@ -343,7 +370,7 @@ class Clients:
         found, left = self.positions(PATIENCE_S, [where])
         if left:
             timed_out = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            raise failure(f"the reading of the position of {where}", timed_out)
+            raise failure(f"the reading of the position of {where}", timed_out, self.pipeline)
         return found.get(where)
 
     def send(self, producing: Producing, where: TopicPartition, kept: Kept) -> None:
@@ -417,10 +444,10 @@ class Clients:
             )
         news_by = time.monotonic() + NEWS_S
         try:
-            with as_ours(what):
+            with as_ours(what, self.pipeline):
                 while True:
                     try:
-                        return request(self._admins[ledger])
+                        return self._unless_refused(self._admins[ledger], partial(request, self._admins[ledger]))
                     except KafkaException as error:
                         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > news_by:
                             raise
@@ -453,7 +480,7 @@ class Clients:
             reader.assign([client.TopicPartition(topic, number, client.OFFSET_BEGINNING) for number in left])
             heard = time.monotonic()
             while left:
-                with as_ours(f"the reading of topic {topic}"):
+                with as_ours(f"the reading of topic {topic}", self.pipeline):
                     for record in reader.consume(10_000, 0.2):
                         heard = time.monotonic()
                         number = record.partition()

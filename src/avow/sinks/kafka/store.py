@@ -294,7 +294,7 @@ class Store:
                 producing = clients.fresh(where)
                 after = changed(where, producing.last)
                 if after is not None:
-                    with as_ours(f"the change of the position of {where}"):
+                    with as_ours(f"the change of the position of {where}", self._pipeline):
                         producing.client.begin_transaction()
                         if begin and not clients.elsewhere:
                             self._register(producing.client, where, after)

@@ -118,7 +118,7 @@ class KafkaTask:
                 advice="Nothing of it is visible. If it happens again, lower batch.max_records or raise [sink.kafka] "
                 "transaction.timeout.ms.",
             )
-        return failure(f"the act on {self._where}", error)
+        return failure(f"the act on {self._where}", error, self._clients.pipeline)
 
     # The ledger
 
