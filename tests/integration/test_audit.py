@@ -32,6 +32,7 @@ from avow.audit import auditor
 from avow.audit.auditor import audit
 from avow.audit.findings import Kind, permits
 from avow.audit.judge import Verdict
+from avow.audit.kept import files, read
 from avow.audit.report import Report
 from avow.engines.spark import sink_fields, work_frame
 from avow.engines.task import Work
@@ -613,7 +614,8 @@ def test_unreachable(make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 def avow_audit(one: Scenario, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "avow", "audit", str(path), *options]
     env = {**os.environ, "DATABASE_URL": one.url, "COLUMNS": "100"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
+    where = one.folder  # the report is kept there
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, cwd=where, check=False)
 
 
 def test_the_command(scenario: Callable[..., Scenario]) -> None:
@@ -638,3 +640,5 @@ def test_the_command(scenario: Callable[..., Scenario]) -> None:
     for kind, partition, offset in (("lost", 0, 17), ("duplicated", 0, 40), ("corrupted", 1, 60)):
         assert re.search(rf"{kind} +{one.topic}/{partition} +1 +{offset}\s", broken.stdout), broken.stdout
     assert max(map(len, broken.stdout.splitlines())) <= 100
+    kept = [found.report["verdict"] for path in files(one.folder / ".avow") if (found := read(path))]
+    assert sorted(kept) == ["broken", "held"], "where the dashboard finds them"

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from avow.audit import kept
 from avow.audit.compare import Tally
 from avow.audit.findings import Finding, Kind, Span, split_phantoms
 from avow.audit.judge import EXIT_CODES, Verdict
 from avow.audit.report import _ADVICE, Audited, Report, summed_up, unknown
+from avow.cli import main
 from avow.cli.audit import show
+from avow.dashboard.evidence import Evidence
 from avow.ledger import Counts
 from avow.plan import load_checked
 from avow.settings import Pipeline
@@ -129,3 +133,40 @@ def test_phantoms_told_apart() -> None:
     phantom, aborted = split_phantoms(phantoms, np.array([6, 7, 9]))
     assert (phantom.kind, phantom.spans, phantom.count) == (Kind.PHANTOM, (Span(5, 6, 1), Span(20, 21, 1)), 4)
     assert (aborted.kind, aborted.spans, aborted.count) == (Kind.ABORTED_READ, (Span(6, 8, 2),), 2)
+
+
+def test_a_report_is_kept_where_the_dashboard_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "pipeline.toml"
+    file.write_text(PIPELINE.format(guarantee="exactly-once").replace("localhost/x", "127.0.0.1:9/x"))
+
+    def seen(*options: str) -> list[str]:
+        assert CliRunner().invoke(main, ["audit", str(file), *options]).exit_code == 2, "nobody is there"
+        return [
+            str(row.verdict)
+            for folder in (".avow", "other")
+            if (row := Evidence([Path(folder)]).last_audit("payments"))
+        ]
+
+    assert seen("--out", "-") == []
+    assert seen() == ["unknown"]
+    assert seen("--out", "other") == ["unknown", "unknown"]
+    # A folder that cannot be written does not change what the audit says.
+    (tmp_path / ".avow" / "audits").rename(tmp_path / ".avow" / "before")
+    (tmp_path / ".avow" / "audits").write_text("a file")
+    assert seen() == ["unknown"]
+
+
+def test_the_newest_reports_of_each_pipeline_stay(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "KEPT_MAX", 2)
+    places = tmp_path / "audits"
+    places.mkdir()
+    old = [f"payments-2026010{day}-000000-1.json" for day in (1, 2, 3)]
+    for name in (*old, "payments-eu-20260101-000000-1.json", "mine.json"):
+        (places / name).write_text("{}")
+    new = kept.keep(report(pipeline), tmp_path)
+    assert sorted(path.name for path in kept.files(tmp_path)) == sorted(
+        [old[-1], new.name, "payments-eu-20260101-000000-1.json", "mine.json"]
+    )

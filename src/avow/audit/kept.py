@@ -17,6 +17,7 @@ from avow.audit.report import Report
 
 SPANS_MAX = 20  # of each finding
 FOLDER = "audits"
+KEPT_MAX = 200  # of each pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Kept:
 
 
 def keep(report: Report, folder: Path) -> Path:
-    """Write a report into ``folder/audits``."""
+    """Write a report into ``folder/audits``. Of each pipeline the newest ``KEPT_MAX`` stay."""
     at = time.time()
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
@@ -38,6 +39,9 @@ def keep(report: Report, folder: Path) -> Path:
     making = path.with_suffix(".new")
     making.write_text(json.dumps({"at": at, "report": report.as_json(SPANS_MAX)}, indent=1) + "\n", encoding="utf-8")
     making.replace(path)
+    # A report goes here with every audit, which may be one an hour for years.
+    for old in sorted(place.glob(f"{report.pipeline}-{'[0-9]' * 8}-{'[0-9]' * 6}-*.json"))[:-KEPT_MAX]:
+        old.unlink(missing_ok=True)
     return path
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait 
 COLOURS = {"held": "bold green", "broken": "bold red", "unknown": "bold yellow"}
 SHOWN = 10
 SAY_EVERY_S = 10.0
+HERE, NOWHERE = Path(".avow"), Path("-")  # of --out
 
 
 @click.command(
@@ -48,7 +49,8 @@ SAY_EVERY_S = 10.0
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the report in this folder, where the dashboard finds it with --evidence.",
+    help="Keep the report in this folder, where the dashboard finds it with --evidence; '-': keep none.  "
+    "[default: .avow, if it can be written]",
 )
 @verbose_option
 def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
@@ -66,6 +68,10 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
 
     with _status() as tell:
         report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), tell)
+    if out is None:
+        _keep_here(report)
+    elif out == NOWHERE:
+        out = None
     if out is not None:
         try:
             keep(report, out)
@@ -76,6 +82,14 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     else:
         show(Console(highlight=False), report, max_shown)
     raise SystemExit(EXIT_CODES[report.verdict])
+
+
+def _keep_here(report: Report) -> None:
+    """Where the dashboard looks unless it is told otherwise. An audit needs no folder that can be written."""
+    from avow.audit.kept import keep
+
+    with suppress(OSError):
+        keep(report, HERE)
 
 
 @contextmanager
