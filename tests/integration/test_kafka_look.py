@@ -13,10 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
+from kafka import KafkaProducer
 
 from avow.cli import main
+from avow.engines.driver import _Ends, _ends
 from avow.kafka import metadata
+from avow.kafka.log import Log
+from avow.kafka.log import TopicPartition as LogPartition
 from avow.local.cluster import Cluster
+from avow.settings import Source
 
 pytestmark = pytest.mark.cluster
 
@@ -97,6 +102,21 @@ def test_lag_counts_neither_markers_nor_open_transactions(cluster: Cluster, make
     producer.abort_transaction(30)
     (one,) = told(cluster, "lag", group)
     assert (one["records"], one["note"]) == (0, ""), "aborted records are nobody's lag"
+    # A run that stands there has no lag either; and a record without a timestamp has no age.
+    there = LogPartition(topic, 0)
+    with Log(Source(brokers=cluster.bootstrap, topics=[topic]), group) as log:
+        assert _ends(log, {there: 5}) == _Ends({there: 5}, None)
+        (early,) = _ends(log, {there: 2}).ends.values()
+        assert early > 5
+    timeless: Any = KafkaProducer(bootstrap_servers=cluster.bootstrap.split(","))  # type: ignore[no-untyped-call]
+    timeless.send(topic, b"x", timestamp_ms=-1).get(60)
+    timeless.close()
+    (one,) = told(cluster, "lag", group)
+    assert (one["records"] > 0, one["seconds"]) == (True, None)
+    assert "the oldest record that waits has no timestamp" in one["note"]
+    with Log(Source(brokers=cluster.bootstrap, topics=[topic]), group) as log:
+        waiting = _ends(log, {there: 5})
+    assert (waiting.ends[there] > 5, waiting.oldest) == (True, None)
     assert f"{topic}/0" in avow(cluster, "lag", group).stdout
     missing = avow(cluster, "lag", f"{group}-typo")
     assert missing.exit_code == 4

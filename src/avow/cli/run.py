@@ -71,7 +71,8 @@ class KeyValues(View):
     """Key-value lines, for a log."""
 
     def progress(self, told: Progress) -> None:
-        self._line(**_flat(told))
+        unknown = "unknown" if told.lag_records else 0  # it is asked for a moment after the run has begun
+        self._line(**{name: unknown if value is None else value for name, value in _flat(told).items()})
 
     def event(self, text: str) -> None:
         self._line(event=json.dumps(text, ensure_ascii=False))

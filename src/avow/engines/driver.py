@@ -46,7 +46,7 @@ from avow.errors import (
     trace,
     translated,
 )
-from avow.kafka.log import Log, TopicPartition
+from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange, Start
 from avow.settings import Pipeline
 from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink, DriverSink, Remarking
@@ -478,5 +478,9 @@ class _Teller:
 
 def _ends(log: Log, positions: Mapping[TopicPartition, int]) -> _Ends:
     ends = log.stable_ends(positions)
-    stamps = [stamp for stamp in log.timestamps_at(positions, ends).values() if stamp is not None]
-    return _Ends(ends, min(stamps) / 1000 if stamps else None)
+    earliest = log.declared_start("earliest", positions)  # retention may have passed a position
+    stamps = log.timestamps_at({where: max(at, earliest[where]) for where, at in positions.items()}, ends)
+    # Where no committed record follows, what is left are markers and aborted records: nothing waits.
+    waiting = {where: end if stamps[where] is not None else positions[where] for where, end in ends.items()}
+    known = [stamp for stamp in stamps.values() if stamp is not None and stamp != NO_TIMESTAMP]
+    return _Ends(waiting, min(known) / 1000 if known else None)

@@ -19,7 +19,9 @@ class Progress:
     seconds: float  # that took
     counts: Counts  # over the pipeline's life
     lag_records: int
-    lag_seconds: float | None  # the age of the oldest record that is not claimed; None if there is none
+    lag_seconds: (
+        float | None
+    )  # the age of the oldest record that is not claimed; None: there is none, or it is not known
 
 
 @dataclass(frozen=True, slots=True)

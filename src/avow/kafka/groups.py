@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from avow.errors import SourceError
-from avow.kafka.log import Log, TopicPartition, answers
+from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition, answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Lag:
     position: int
     stable_end: int | None  # None: nobody says it, for the partition has no leader
     records: int | None  # an upper bound: markers and aborted records in between are counted
-    seconds: float | None  # None: nothing to wait for, or not known
+    seconds: float | None  # None: nothing to wait for, or not known; then the note says why
     note: str
     metadata: str
 
@@ -142,7 +142,9 @@ def _lag(
         notes.append(f"a transaction is open: {end - stable:,} offsets wait for its end")
     # Without a record that is visible, all that follows are markers or aborted records.
     records = stable - max(position, earliest) if stamp_ms is not None else 0
-    seconds = max(0.0, now - stamp_ms / 1000) if stamp_ms is not None and stamp_ms >= 0 else None
+    seconds = max(0.0, now - stamp_ms / 1000) if stamp_ms is not None and stamp_ms != NO_TIMESTAMP else None
+    if stamp_ms == NO_TIMESTAMP:
+        notes.append("how long is not known: the oldest record that waits has no timestamp")
     note = "; ".join(notes)
     return Lag(group, where.topic, where.partition, position, stable, records, seconds, note, metadata)
 

@@ -107,6 +107,7 @@ _PASSING = (
 _FIRST_TRY_S = 3.0
 _PAUSE_S = 0.1
 
+NO_TIMESTAMP = -1  # of a record that has none
 _URL_SAFE = str.maketrans("+/", "-_")
 
 
@@ -589,7 +590,7 @@ def _by_partition(topics: Iterable[TopicDescription]) -> dict[TopicPartition, st
 
 def timestamp_of(record: client.Message) -> int:
     kind, timestamp_ms = record.timestamp()
-    return -1 if kind == client.TIMESTAMP_NOT_AVAILABLE else timestamp_ms
+    return NO_TIMESTAMP if kind == client.TIMESTAMP_NOT_AVAILABLE else timestamp_ms
 
 
 def as_bytes(value: bytes | str | None) -> bytes | None:
