@@ -392,6 +392,7 @@ def test_a_pipeline_its_dead_letters_and_an_audit(
         return found
 
     assert (row()["state"], row()["lag"]) == ("never-ran", 41)
+    assert row()["lag_seconds"] > 0, "what waits has an age before the first run too"
     told(visitor, f"/pipelines/{one.name}/claims")
     one.drain(file, "consumer")
     assert row()["state"] == "moving", "at its end for a moment, as far as anybody knows"
@@ -462,6 +463,30 @@ def test_a_pipeline_its_dead_letters_and_an_audit(
     assert visitor.get(f"/evidence/audits/{kept['id']}").status_code == 200
     assert row()["audit"]["id"] == kept["id"]
     assert f'avow_audit_verdict{{pipeline="{one.name}",verdict="{audit["verdict"]}"}} 1' in visitor.get("/metrics").text
+
+
+def test_a_pipeline_is_stopped_when_its_last_process_has_ended(visit: Visit, scenario: Callable[..., Scenario]) -> None:
+    one = scenario(1)
+    one.produce(map(payment, range(20)))
+    file = one.file()
+    file.write_text(f'engine = "consumer"\n{file.read_text()}')
+    visitor = visit([file])
+
+    def row() -> Any:
+        visitor.house.watch.look_now()
+        (found,) = told(visitor, "/pipelines")["pipelines"]
+        return found
+
+    child = one.start(file)
+    until(lambda: row()["written"] == 20, "it runs")
+    assert (row()["processes"], row()["state"] in ("moving", "drained")) == (1, True)
+    assert re.search(r"avow_pipeline_processes{.*} 1\n", visitor.get("/metrics").text)
+    assert "1 process runs." in visitor.get(f"/pipelines/{one.name}").text
+    child.terminate()
+    child.communicate(timeout=60)
+    until(lambda: row()["state"] == "stopped", "it has ended")
+    assert "No process runs." in visitor.get(f"/pipelines/{one.name}").text
+    assert row()["processes"] == 0
 
 
 def test_what_was_seen_stays_while_the_database_is_away_and_not_when_the_file_changes(

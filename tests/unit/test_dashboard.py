@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +25,9 @@ from avow.dashboard.guard import Rules
 from avow.dashboard.house import House
 from avow.dashboard.jobs import Jobs
 from avow.dashboard.messages import holds, parse_cursor, write_cursor
+from avow.dashboard.metrics import _lag_seconds
 from avow.dashboard.pages import MENU, PAGES
+from avow.dashboard.pipelines import PipelineAnswer, row
 from avow.dashboard.show import (
     HEADERS_MAX,
     HERE,
@@ -37,7 +40,7 @@ from avow.dashboard.show import (
     url,
     visible,
 )
-from avow.dashboard.watch import Watch
+from avow.dashboard.watch import Sample, Watch, Watched, Where
 from avow.guarantee import Guarantee
 from avow.kafka.browse import Seen
 
@@ -376,3 +379,57 @@ def test_a_folder_gives_its_pipelines_and_leaves_other_files_out(tmp_path: Path)
     # A file that was named itself is never passed over in silence.
     (torn,) = Watch([tmp_path / "torn.toml"]).pipelines()
     assert torn.problem
+
+
+# How a pipeline is
+
+
+def watched(tmp_path: Path, engine: str, lag: int, **seen: Any) -> Watched:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        f'name = "p"\nguarantee = "exactly-once"\nengine = "{engine}"\n[source]\nbrokers = "127.0.0.1:9"\n'
+        'topics = ["t"]\n[decode]\nformat = "raw"\n[sink]\nkind = "postgres"\nurl = "postgresql://u@h/d"\ntable = "t"\n'
+    )
+    (one,) = Watch([file], {}).pipelines()
+    where = Where("t", 0, 0, 10, 10, 10 - lag, lag, 10 - lag, 10 - lag, 0, 0)
+    one.sample = Sample(time.time(), 0.1, (where,), **seen)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("engine", "lag", "processes", "still_s", "state"),
+    [
+        ("consumer", 0, 0, None, "stopped"),
+        ("consumer", 5, 0, 5, "stopped"),
+        ("consumer", 5, 0, 100, "stopped"),
+        ("consumer", 0, 2, None, "drained"),
+        ("consumer", 5, 2, 5, "behind"),
+        ("consumer", 5, 2, 100, "stalled"),
+        ("consumer", 5, None, 5, "behind"),  # the group may not be described
+        ("spark", 0, 0, None, "drained"),  # its driver joins no group
+        ("spark", 5, 0, 5, "behind"),
+        ("spark", 5, 0, 100, "stalled"),
+    ],
+)
+def test_a_pipeline_is_said_to_be_stopped_only_where_that_is_known(
+    tmp_path: Path, engine: str, lag: int, processes: int | None, still_s: float | None, state: str
+) -> None:
+    one = watched(tmp_path, engine, lag, processes=processes)
+    one.still_since = None if still_s is None else time.time() - still_s
+    house = House(Rules(), None, Watch(), Jobs({}), timeout_s=0.1)
+    seen = row(house, one)
+    assert (seen.state, seen.processes) == (state, processes)
+    body = environment().get_template("pipeline_part.html").render(answer=PipelineAnswer(seen, (), (), (), ()))
+    assert ("No process runs." in body) == (state == "stopped")
+    assert f'<span class="pill {state}">' in body
+
+
+def test_a_lag_has_an_age_or_says_why_not(tmp_path: Path) -> None:
+    house = House(Rules(), None, Watch(), Jobs({}), timeout_s=0.1)
+    unknown = row(house, watched(tmp_path, "spark", 5, lag_note="the oldest record that waits has no timestamp"))
+    body = environment().get_template("pipeline_part.html").render(answer=PipelineAnswer(unknown, (), (), (), ()))
+    assert "age unknown" in body
+    assert "the oldest record that waits has no timestamp" in body
+    assert _lag_seconds(unknown) is None, "an alarm is not told of 0 s"
+    assert _lag_seconds(row(house, watched(tmp_path, "spark", 5, lag_seconds=7.0))) == 7.0
+    assert _lag_seconds(row(house, watched(tmp_path, "spark", 0))) == 0

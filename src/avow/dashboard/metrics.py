@@ -22,6 +22,12 @@ def text(house: House) -> str:
         *_metric("avow_pipeline_up", "gauge", "1 if ledger and log could be read", _by(rows, _up)),
         *_metric("avow_pipeline_seen_timestamp_seconds", "gauge", "when it was last seen", _by(rows, _seen)),
         *_metric("avow_pipeline_run", "gauge", "number of the newest run", _by(good, lambda one: one.run)),
+        *_metric(
+            "avow_pipeline_processes",
+            "gauge",
+            "processes of the consumer engine that run, if it is known",
+            _by(good, lambda one: one.processes),
+        ),
         *_metric("avow_records_read_total", "counter", "records claimed", _by(good, lambda one: one.read)),
         *_metric("avow_records_written_total", "counter", "records written", _by(good, lambda one: one.written)),
         *_metric(
@@ -30,9 +36,7 @@ def text(house: House) -> str:
         # A redrive takes letters away, so it is no counter.
         *_metric("avow_dead_letters", "gauge", "dead letters that stand", _by(good, lambda one: one.dead)),
         *_metric("avow_lag_records", "gauge", "committed records that wait, at most", _by(good, lambda one: one.lag)),
-        *_metric(
-            "avow_lag_seconds", "gauge", "age of the oldest that waits", _by(good, lambda one: one.lag_seconds or 0)
-        ),
+        *_metric("avow_lag_seconds", "gauge", "age of the oldest that waits, if it is known", _by(good, _lag_seconds)),
         *_metric("avow_records_per_second", "gauge", "records claimed a second", _by(good, lambda one: one.rate)),
         *_metric(
             "avow_audit_verdict",
@@ -71,6 +75,10 @@ def _by(rows: Iterable[PipelineRow], value: Callable[[PipelineRow], float | None
 
 def _up(one: PipelineRow) -> int:
     return int(one.seen_at is not None and not one.problem)
+
+
+def _lag_seconds(one: PipelineRow) -> float | None:
+    return one.lag_seconds if one.lag else 0
 
 
 def _seen(one: PipelineRow) -> float | None:

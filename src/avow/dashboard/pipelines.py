@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -33,6 +34,7 @@ NAME = r"^[A-Za-z0-9._-]{1,200}$"
 TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
 REASON = r"^[A-Za-z0-9._-]{0,100}$"
 MOVING_S = 15.0  # positions that moved so lately are moving
+STALLED_S = 60.0  # records that wait so long while positions stand: what runs is stuck, or nothing runs
 CLAIMS_EACH = 120  # of a partition, for charts
 CLAIMS_SHOWN = 60
 LETTERS_SHOWN = 100
@@ -43,7 +45,8 @@ SPARK_POINTS = 40
 class PipelineRow:
     name: str
     file: str
-    state: str  # refused, unreachable, never-ran, moving, drained or behind; starting until it was looked at
+    state: str  # refused, unreachable, stopped, never-ran, moving, drained, behind or stalled; starting at first
+    processes: int | None  # of the consumer engine that run; None: not known
     problem: str
     advice: str
     guarantee: str
@@ -56,7 +59,8 @@ class PipelineRow:
     failed_at: float | None  # a look since then that saw nothing, because of the problem
     rate: float | None  # records a second
     lag: int | None
-    lag_seconds: float | None
+    lag_seconds: float | None  # of the oldest that waits; None: nothing does, or it is not known
+    lag_note: str  # why it is not known
     trend: str  # of the lag: rising, falling or steady
     lags: tuple[int, ...]  # the last few
     read: int | None
@@ -88,6 +92,7 @@ def row(house: House, one: Watched) -> PipelineRow:
         name=one.name,
         file=str(one.file),
         state=_state(one),
+        processes=sample.processes if sample and not trouble else None,
         problem=one.problem or (trouble.problem if trouble else ""),
         advice=trouble.advice if trouble and not one.problem else "",
         guarantee=str(pipeline.guarantee) if pipeline else "",
@@ -101,6 +106,7 @@ def row(house: House, one: Watched) -> PipelineRow:
         rate=None if trouble else one.rate,
         lag=sample.lag if sample else None,
         lag_seconds=sample.lag_seconds if sample else None,
+        lag_note=sample.lag_note if sample else "",
         trend="" if trouble else one.trend,
         lags=tuple(point.lag for point in points),
         read=counts.read if counts else None,
@@ -124,10 +130,15 @@ def _state(one: Watched) -> str:
         return "starting"
     if all(where.position is None for where in sample.partitions):
         return "never-ran"
+    # A process of the consumer engine is a member of a group, so its absence is known; a driver of Spark is not.
+    if one.pipeline.engine == "consumer" and sample.processes == 0:
+        return "stopped"
     # Whatever waits at this moment: a pipeline that keeps up is at its end every now and then.
     if one.moved_at is not None and time.time() - one.moved_at < MOVING_S:
         return "moving"
-    return "behind" if sample.lag else "drained"
+    if not sample.lag:
+        return "drained"
+    return "stalled" if one.still_since is not None and time.time() - one.still_since >= STALLED_S else "behind"
 
 
 def _topics(pipeline: Pipeline) -> str:
@@ -312,8 +323,11 @@ def charts(house: House, ask: ByName) -> ChartsAnswer:
     )
 
 
-def _series(points: list[tuple[float, float]]) -> Series:
-    return Series(tuple(round(at, 3) for at, _ in points), tuple(round(value, 3) for _, value in points))
+def _series(points: Sequence[tuple[float, float | None]]) -> Series:
+    return Series(
+        tuple(round(at, 3) for at, _ in points),
+        tuple(None if value is None else round(value, 3) for _, value in points),
+    )
 
 
 def _batches(found: list[Claim]) -> list[tuple[float, int, float | None]]:

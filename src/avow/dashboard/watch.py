@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from avow import sinks
-from avow.errors import AvowError, first_line
-from avow.kafka.log import Log, TopicPartition
+from avow.errors import AvowError, SourceError, first_line
+from avow.kafka import groups
+from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import NOTHING, Counts, Entry
 from avow.plan import load_checked
 from avow.settings import Kafka, Pipeline, Source
@@ -58,7 +59,9 @@ class Sample:
     at: float  # seconds since 1970
     took_s: float
     partitions: tuple[Where, ...] = ()
-    lag_seconds: float | None = None  # the age of the oldest record that waits
+    lag_seconds: float | None = None  # the age of the oldest record that waits; None: none does, or it is not known
+    lag_note: str = ""  # why the age is not known, if something waits
+    processes: int | None = None  # that are members of the pipeline's group; None: not known
     run: int = 0
     last_claim: Claim | None = None
 
@@ -89,7 +92,7 @@ class Point:
     written: int
     dead: int
     lag: int
-    lag_seconds: float
+    lag_seconds: float | None  # None: not known
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class Watched:
     trouble: Trouble | None = None  # of the last look, if it saw nothing
     points: deque[Point] = field(default_factory=lambda: deque(maxlen=KEPT))
     moved_at: float | None = None  # when positions were seen to move
+    still_since: float | None = None  # since when records wait and positions stand; None: they do not
     reads: frozenset[str] = frozenset()  # topics
     writes: frozenset[str] = frozenset()
 
@@ -234,11 +238,15 @@ class Watch:
             return
         one.looked_at, one.sample, one.trouble = one.pipeline, sample, None
         if before is not None and before.counts != sample.counts:
-            one.moved_at = sample.at
+            one.moved_at, one.still_since = sample.at, None
+        one.still_since = (one.still_since or sample.at) if sample.lag else None
         one.reads = frozenset(where.topic for where in sample.partitions) or one.reads
         counts = sample.counts
         one.points.append(
-            Point(sample.at, counts.read, counts.written, counts.dead, sample.lag, sample.lag_seconds or 0)
+            Point(
+                *(sample.at, counts.read, counts.written, counts.dead, sample.lag),
+                sample.lag_seconds if sample.lag else 0.0,
+            )
         )
 
     def _seen(self, one: Watched, pipeline: Pipeline, at: float, began: float) -> Sample:
@@ -249,23 +257,27 @@ class Watch:
         try:
             there = log.partitions()
             offsets, stable = log.offsets(there), log.stable_ends(there)
-            behind = {
-                where: max(entries[where].position, offsets[where][0])
+            # What waits; without a position, all that is there does.
+            next_up = {
+                where: max(entries[where].position, offsets[where][0]) if where in entries else offsets[where][0]
                 for where in there
-                if where in entries and entries[where].position < stable[where]
             }
-            stamps = log.timestamps_at(behind)
+            stamps = log.timestamps_at(next_up, stable)
+            processes = _processes(log, pipeline.name)
         except AvowError:
             self._forget(one.file)  # it may be stuck
             raise
-        waiting = [stamp for stamp in stamps.values() if stamp is not None and stamp >= 0]
+        waiting = [stamp for stamp in stamps.values() if stamp is not None]
+        known = [stamp for stamp in waiting if stamp != NO_TIMESTAMP]
         return Sample(
             at=at,
             took_s=time.monotonic() - began,
             partitions=tuple(
-                _where(where, entries.get(where), offsets[where], stable[where], stamps.get(where)) for where in there
+                _where(where, entries.get(where), offsets[where], stable[where], stamps[where]) for where in there
             ),
-            lag_seconds=max(0.0, at - min(waiting) / 1000) if waiting else None,
+            lag_seconds=max(0.0, at - min(known) / 1000) if known else None,
+            lag_note="the oldest record that waits has no timestamp" if waiting and not known else "",
+            processes=processes,
             run=max((entry.run for entry in entries.values()), default=0),
             last_claim=newest[0] if newest else None,
         )
@@ -290,13 +302,22 @@ def _another(seen: Pipeline | None, now: Pipeline) -> bool:
     return seen is not None and (seen.name, seen.source, seen.sink) != (now.name, now.source, now.sink)
 
 
+def _processes(log: Log, name: str) -> int | None:
+    """How many processes of the consumer engine run; None where nobody says it. Those of Spark join no group."""
+    try:
+        (members,) = groups.describe(log, [f"{name}.members"])
+    except SourceError:
+        return None
+    return len(members.members)
+
+
 def _where(
     where: TopicPartition, entry: Entry | None, offsets: tuple[int, int], stable: int, stamp: int | None
 ) -> Where:
     first, end = offsets
     counts = entry.counts if entry else NOTHING
-    # Where no committed record follows, what is left are markers: nothing waits. Without a position, all of it does.
-    lag = stable - first if entry is None else stable - max(entry.position, first) if stamp is not None else 0
+    # Where no committed record follows, what is left are markers: nothing waits.
+    lag = stable - (max(entry.position, first) if entry else first) if stamp is not None else 0
     return Where(
         topic=where.topic,
         partition=where.partition,
