@@ -55,6 +55,7 @@ from avow.sinks.lake.files import path_of
 from tests.fix_sinks import TOPIC, Bench, Runner, iceberg_table, record
 
 Place = tuple[int, int]  # partition and offset of a record
+THEIRS = (-1, -1)  # where rows of somebody else are
 
 # Every way to load or to change a table, in both libraries; a file that is removed is gone for all.
 POINTS: list[tuple[type, str, str]] = [
@@ -326,6 +327,7 @@ class World:
                 DeltaTable(self._bench.path).alter.set_table_properties({"their.own": "x"}, raise_if_not_exists=False)
             table = DeltaTable(self._bench.path)
             write_deltalake(table, pa.Table.from_pylist([row], pa.schema(table.schema().to_arrow())), mode="append")
+            self._theirs += 1
         else:
             there = iceberg_table(self._bench.folder, self._bench.table)
             with suppress(CommitFailedException), there.transaction() as transaction:
@@ -333,6 +335,7 @@ class World:
             there = iceberg_table(self._bench.folder, self._bench.table)
             with suppress(CommitFailedException):
                 there.append(pa.Table.from_pylist([row], there.schema().as_arrow()))
+                self._theirs += 1
 
     # The contract
 
@@ -340,7 +343,7 @@ class World:
         """One schedule, and what is wrong after it; nothing if the contract was kept."""
         shutil.rmtree(self._bench.folder)
         shutil.copytree(self._base, self._bench.folder)
-        self._claimed = Counter({0: BEFORE})
+        self._claimed, self._theirs = Counter({0: BEFORE}), 0
         steps: list[Step] = []
         try:
             with points():
@@ -369,6 +372,8 @@ class World:
     def check(self) -> tuple[Counter[Place], Counter[Place]]:
         """What must hold at any time. Gives the dead letters as they are listed, and as their table has them."""
         rows, letters = (self._read(suffix) for suffix in ("", "_dead_letters"))
+        if (theirs := rows.pop(THEIRS, 0)) != self._theirs:
+            raise Broken(f"somebody else has put {self._theirs} rows there, and there are {theirs}")
         with sinks.dead_letters(self.strict) as listing:
             listed = Counter((letter.partition, letter.offset) for letter in listing.select(Selection(), 1_000))
         held = self._held()
@@ -428,7 +433,7 @@ class World:
             table = iceberg_table(self._bench.folder, f"{self._bench.table}{suffix}")
             found = table.scan(selected_fields=names).to_arrow()
         columns = [found[name].to_pylist() for name in names]
-        return Counter((p, o) for topic, p, o in zip(*columns, strict=True) if topic == TOPIC)
+        return Counter((p, o) if topic == TOPIC else THEIRS for topic, p, o in zip(*columns, strict=True))
 
     def _check_history(self) -> None:
         """Positions, fences and numbers of redrives never go back, from one version to the next. Positions of the
