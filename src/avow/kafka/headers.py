@@ -44,17 +44,24 @@ def headers_of(message: client.Message) -> Headers:
     try:
         return _headers(message) or []
     except (SystemError, UnicodeDecodeError):
-        # The client (2.16) has then made its list all the same, with NULL in the place of such a name, and gives it to
-        # whoever asks again: whatever reads that place ends the process. The garbage collector's view of a pair passes
-        # over it.
-        headers = [_readable(pair) for pair in _headers(message) or []]
+        headers = _readable(message)
         message.set_headers(headers)  # type: ignore[arg-type]
         return headers
 
 
-def _readable(pair: tuple[str, bytes | None]) -> tuple[str, bytes | None]:
-    parts = gc.get_referents(pair)
-    return pair if len(parts) == len(pair) else (NOT_UTF8, parts[0])
+def _readable(message: client.Message) -> Headers:
+    """What can be had of headers that the client has failed to read once.
+
+    It (2.16) has then made its list all the same, with NULL in the place of such a name, and gives it to whoever asks
+    again: whatever reads that place ends the process. The garbage collector's view of a pair passes over it.
+    """
+    try:
+        pairs = _headers(message) or []
+    except (SystemError, UnicodeDecodeError):
+        pairs = []
+    parts = [(pair, gc.get_referents(pair)) for pair in pairs]
+    headers = [pair if len(there) == len(pair) else (NOT_UTF8, there[0]) for pair, there in parts]
+    return headers if NOT_UTF8 in dict(headers) else [*headers, (NOT_UTF8, None)]
 
 
 def size_of(message: client.Message) -> int:
