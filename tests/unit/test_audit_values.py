@@ -126,6 +126,14 @@ def test_empty_map_and_empty_list() -> None:
     assert changes(batch(pa.list_(pa.int8()), [[]]), batch(pa.json_(), ["[]"]), as_json=True) == {}
 
 
+def test_nested_floats_are_compared_as_floats() -> None:
+    due = batch(pa.list_(pa.struct([("f", pa.float32()), ("d", pa.float64())])), [[{"f": 0.1, "d": 0.1}]])
+    for text in ('[{"f": 0.1, "d": 0.1}]', '[{"f": 0.10000000149011612, "d": 0.1}]'):
+        assert changes(due, batch(pa.json_(), [text]), as_json=True) == {}
+    for text in ('[{"f": 0.1000001, "d": 0.1}]', '[{"f": 0.1, "d": 0.10000000149011612}]'):
+        assert changes(due, batch(pa.json_(), [text]), as_json=True) == {0: Kind.CORRUPTED}
+
+
 def test_unknown_fields_are_json_text() -> None:
     due = batch(pa.string(), ['{"b": 1.0, "a": [1e2]}'])
     assert changes(due, batch(pa.json_(), ['{"a": [100], "b": 1.0}']), as_json=True) == {}

@@ -130,8 +130,10 @@ def _pair(due: pa.Array, there: pa.Array, *, as_json: bool) -> tuple[pa.Array, p
     # Numeric and JSON come from the table as text in a type of their own.
     due, there = (side.storage if isinstance(side, pa.ExtensionArray) else side for side in (due, there))
     if as_json:
-        read = _parsed if pa.types.is_string(due.type) else partial(_said, type_=due.type)
-        return _texts(due, read), _texts(there, _parsed)
+        parsed = partial(_parsed, type_=due.type)
+        return _texts(due, parsed if pa.types.is_string(due.type) else partial(_said, type_=due.type)), _texts(
+            there, parsed
+        )
     if there.type == due.type:
         return due, there
     try:
@@ -172,9 +174,26 @@ def _texts(array: pa.Array, read: Callable[[Any], str]) -> pa.Array:
 _EXACT = Context(prec=5_000)
 
 
-def _parsed(text: str) -> str:
+def _parsed(text: str, type_: pa.DataType) -> str:
     """JSON in the one spelling that we compare by."""
-    return _spelled(json.loads(text, parse_float=Decimal, parse_int=Decimal))
+    return _spelled(_with_floats(json.loads(text, parse_float=Decimal, parse_int=Decimal), type_))
+
+
+def _with_floats(value: Any, type_: pa.DataType) -> Any:
+    """Numbers where floats of 32 bits are due, as such a float is spelled: whatever digits say which one it is."""
+    if isinstance(value, list) and pa.types.is_list(type_):
+        return [_with_floats(item, type_.value_type) for item in value]
+    if isinstance(value, dict) and pa.types.is_map(type_):
+        return {key: _with_floats(item, type_.item_type) for key, item in value.items()}
+    if isinstance(value, dict) and pa.types.is_struct(type_):
+        types = {field.name: field.type for field in type_.fields}
+        return {key: _with_floats(item, types.get(key, pa.null())) for key, item in value.items()}
+    return _float(value) if isinstance(value, Decimal) and pa.types.is_float32(type_) else value
+
+
+def _float(value: float | Decimal) -> Decimal:
+    """The fewest digits that say which float it is."""
+    return Decimal(str(np.float32(value)))
 
 
 def _said(value: Any, type_: pa.DataType) -> str:
@@ -195,7 +214,7 @@ def _plain(value: Any, type_: pa.DataType) -> Any:
     if pa.types.is_binary(type_):
         return base64.b64encode(value).decode()
     if pa.types.is_float32(type_):
-        return Decimal(str(np.float32(value)))  # the fewest digits that say which float it is
+        return _float(value)
     return value.isoformat() if pa.types.is_temporal(type_) else value
 
 
