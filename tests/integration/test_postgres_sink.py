@@ -345,3 +345,51 @@ def test_the_log_of_claims_is_trimmed_as_a_run_goes(b: Bench) -> None:
         run.deliver({0: [record(5)]})
         kept = [(row["partition"], row["from_offset"]) for row in b._query(claims)]
         assert kept == [(0, 4), (0, 5), *((1, n) for n in range(5))]
+
+
+# What never heals stops before anything runs
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_missing_right_stops_the_start_with_the_grant(b: Bench, mode: str) -> None:
+    declared = pipeline(b, mode)
+    with b.run(declared):
+        pass
+    with user(b) as url:
+        own = as_user(declared, url)
+        with pytest.raises(ConfigError, match=r"lacks INSERT.* on table") as found:
+            b.run(own)
+        sql(b, found.value.advice)
+        if mode == "append":  # a right on each column is as good
+            columns = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
+            sql(b, "REVOKE INSERT ON TABLE_ FROM TABLE__user", f"GRANT INSERT ({columns}) ON TABLE_ TO TABLE__user")
+        with b.run(own) as run:
+            run.deliver({0: [record(0)]})
+    assert b.ids() == [0]
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("CREATE VIEW TABLE_v AS SELECT * FROM TABLE_", "is a view"),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_); ALTER TABLE TABLE_v DROP amount;"
+            " ALTER TABLE TABLE_v ADD amount float8 GENERATED ALWAYS AS (id * 2) STORED",
+            "'amount' is a generated column",
+        ),
+    ],
+)
+def test_what_takes_no_rows_stops_the_start(b: Bench, statement: str, problem: str) -> None:
+    with b.run(pipeline(b)):
+        pass
+    sql(b, *statement.split(";"))
+    b.name, b.table = f"{b.name}-v", f"{b.table}v"
+    with pytest.raises(ConfigError, match=problem):
+        b.run(pipeline(b))
+
+
+def test_a_wrong_password_or_database_is_not_tried_again(b: Bench) -> None:
+    with pytest.raises(ConfigError, match='database "nowhere" does not exist'):
+        driver_sink(as_user(pipeline(b), b._url.rpartition("/")[0] + "/nowhere"))
+    with pytest.raises(ConfigError, match='role "nobody-at-all" does not exist'):
+        driver_sink(as_user(pipeline(b), b._url.replace("postgres@", "nobody-at-all:hidden@"))).prepare()

@@ -20,7 +20,7 @@ from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN, Postgres, Table
 from avow.sinks.json import NotJson, value_text
-from avow.sinks.postgres.session import Session, message, name
+from avow.sinks.postgres.session import Session, literal, message, name
 
 _TYPES = {
     Scalar.BOOLEAN: "boolean",
@@ -98,7 +98,8 @@ def make_or_check(session: Session, sink: Postgres, wanted: list[Column]) -> boo
     """Make the table if it is absent (True), else refuse it unless it can take every row as it is."""
     found = _found(session, sink.table)
     if found is not None:
-        differences = [*_differences(wanted, found), *_key_differences(session, sink)]
+        _check_kind_and_rights(session, sink, wanted)
+        differences = [*_differences(wanted, found, sink), *_key_differences(session, sink)]
         if differences:
             raise ConfigError(
                 f"table {sink.table} cannot take this pipeline's rows:\n"
@@ -124,25 +125,78 @@ class _Found:
     type: str
     required: bool
     fills_itself: bool  # a default, an identity or a generated column
+    generated: bool
+    identity_always: bool
 
 
 def _found(session: Session, table: Table) -> dict[str, _Found] | None:
     rows = session.query(
         "SELECT attname::text, format_type(atttypid, atttypmod), attnotnull,"
-        " atthasdef OR attidentity <> '' OR attgenerated <> ''"
+        " atthasdef OR attidentity <> '' OR attgenerated <> '', attgenerated <> '', attidentity = 'a'"
         " FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
         full_name(table),
     )
     return {row[0]: _Found(*row[1:]) for row in rows} or None
 
 
-def _differences(wanted: list[Column], found: dict[str, _Found]) -> Iterator[str]:
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
+
+
+def _check_kind_and_rights(session: Session, sink: Postgres, wanted: list[Column]) -> None:
+    """What every write would fail with, before anything is read."""
+    ((kind, user),) = session.query(
+        "SELECT relkind::text, current_user::text FROM pg_class WHERE oid = to_regclass($1)", full_name(sink.table)
+    )
+    if kind not in ("r", "p"):
+        raise ConfigError(
+            f"sink.table: {sink.table} is {_KINDS.get(kind, 'not a table')}, and rows and positions can only go "
+            "together into a table",
+            advice="Name the table itself.",
+        )
+    rights = {"append": ["INSERT"], "dedupe": ["INSERT", "SELECT"], "upsert": ["INSERT", "SELECT", "UPDATE", "DELETE"]}
+    needed = rights[sink.mode]
+    if "SELECT" not in needed and shape(session, sink.table).needs_insert:
+        needed.append("SELECT")  # rows then go through a temporary table that is made like this one
+    names = ", ".join(f"({literal(column.name)})" for column in wanted)
+    missing = [
+        right
+        for right in needed
+        if not session.query(
+            # For all columns; DELETE is of the table.
+            "SELECT has_table_privilege(to_regclass($1)::oid, $2)"
+            + (
+                ""
+                if right == "DELETE"
+                else " OR (SELECT bool_and(has_column_privilege(to_regclass($1)::oid, c, $2))"
+                f" FROM (VALUES {names}) AS v (c))"
+            ),
+            full_name(sink.table),
+            right,
+        )[0][0]
+    ]
+    if missing:
+        raise ConfigError(
+            f"user {user} lacks {', '.join(missing)} on table {sink.table}",
+            advice=f"GRANT {', '.join(missing)} ON {full_name(sink.table)} TO {name(user)};",
+        )
+    if "SELECT" in needed and not session.query("SELECT has_database_privilege(current_database(), 'TEMP')")[0][0]:
+        raise ConfigError(
+            f"user {user} may not make temporary tables, through which rows go into table {sink.table}",
+            advice=f"GRANT TEMPORARY ON DATABASE ... TO {name(user)};",
+        )
+
+
+def _differences(wanted: list[Column], found: dict[str, _Found], sink: Postgres) -> Iterator[str]:
     for column in wanted:
         there = found.get(column.name)
         if there is None:
             yield f"column {column.name!r} ({column.type}) is missing"
         elif not column.takes(there.type):
             yield f"column {column.name!r} is {there.type}, and {column.type} is needed"
+        elif there.generated:
+            yield f"column {column.name!r} is a generated column, which takes no values"
+        elif there.identity_always and sink.mode != "append":
+            yield f"column {column.name!r} is GENERATED ALWAYS AS IDENTITY; {sink.mode} needs BY DEFAULT"
     ours = {column.name for column in wanted}
     for other, there in found.items():
         if other not in ours and there.required and not there.fills_itself:
