@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 from tests.kafka_stage import Read, Stage, as_read, delivered, read
 
 from avow.audit.auditor import _Audit
-from avow.audit.kafka import KafkaReading
+from avow.audit.kafka import KafkaReading, _records
 from avow.engines.redrive import redrive
 from avow.errors import ConfigError, ProtocolViolation, SinkError, Superseded, TopicRecreated
 from avow.kafka import log, metadata
@@ -398,6 +398,45 @@ def test_what_the_topic_would_refuse_is_a_dead_letter(stage: Make) -> None:
     assert "message.timestamp.after.max.ms" in ahead.detail
 
 
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_dead_letter_that_is_too_large_for_its_topic_is_shortened_and_redriven_from_the_source(
+    stage: Make, cluster: Cluster, guarantee: str
+) -> None:
+    s = stage()
+    admin = metadata.admin(cluster.bootstrap)
+    name = f"{s.name}.dead-letters"
+    config = {"cleanup.policy": "compact", "max.message.bytes": "20000"}
+    admin.create_topics([NewTopic(name, 1, config=config)], operation_timeout=30)[name].result()
+    large = os.urandom(200_000)
+    given = [b'{"id": 0}', large, b"x", large + b"2"]
+    s.produce(given, keys=[b"a", b"k" * 30_000, b"b", b"c"], headers=[("h", b"\xff")])
+    pipeline = s.pipeline(guarantee, decode='format = "json"\nschema = "id long not null"')
+    assert s.deliver(pipeline, s.started(pipeline), 0, 4).counts == Counts(4, 1, 3, 0)
+    with KafkaLetters(pipeline) as letters:
+        found = letters.select(Selection(), 10)
+    assert [(one.offset, one.full_bytes) for one in found] == [(1, 200_000), (2, None), (3, 200_001)]
+    assert found[0].value == large[: len(found[0].value or b"")]
+    # The record is read from its topic again, as long as it is there.
+    for asked in admin.delete_records([TopicPartition(s.source, 0, 3)]).values():
+        asked.result(30)
+    mended = s.pipeline(guarantee, decode='format = "raw"')
+    done = redrive(mended, Selection(), lambda: pytest.fail("no Spark is needed"))
+    assert (done.written, done.still_dead) == (2, 1)
+    assert {one.value for one in s.out()} == {given[0], given[2], given[3]}
+    with KafkaLetters(pipeline) as letters:
+        assert [one.offset for one in letters.select(Selection(), 10)] == [1]
+
+
+def test_a_dead_letter_topic_that_takes_next_to_nothing_is_refused(stage: Make, cluster: Cluster) -> None:
+    s = stage()
+    name = f"{s.name}.dead-letters"
+    config = {"cleanup.policy": "compact", "max.message.bytes": "1000"}
+    admin = metadata.admin(cluster.bootstrap)
+    admin.create_topics([NewTopic(name, 1, config=config)], operation_timeout=30)[name].result()
+    with pytest.raises(ConfigError, match=f"the dead-letter topic {name} has max.message.bytes = 1000"):
+        s.started(s.pipeline())
+
+
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 def test_a_record_without_a_key_is_no_poison_for_a_compacted_topic(stage: Make, guarantee: str) -> None:
     s = stage(cleanup_policy="compact")
@@ -492,6 +531,31 @@ def test_a_record_of_twenty_megabytes(stage: Make, cluster: Cluster) -> None:
     run = s.started(pipeline)
     s.deliver(pipeline, run, 0, 3)
     assert [one.value for one in s.out()] == given
+
+
+@pytest.mark.parametrize("audit", [False, True], ids=["dead letters", "audit"])
+def test_the_end_of_a_partition_below_the_wanted_end_is_not_the_end(stage: Make, audit: bool) -> None:
+    """As a leader says it that has not heard of all records yet: they come a moment later."""
+    s = stage(out_partitions=1)
+    producer = Producer({"bootstrap.servers": s.bootstrap}, logger=metadata.QUIET)
+
+    def produce(numbers: range) -> None:
+        for number in numbers:
+            producer.produce(s.target, b"%d" % number, partition=0)
+        assert producer.flush(30) == 0
+
+    class Ahead(kafka_clients.Clients):
+        def settled_ends(self, topic: str) -> dict[int, int]:  # noqa: ARG002
+            return {0: 8}
+
+    produce(range(5))
+    clients = Ahead(s.pipeline())
+    later = threading.Timer(3, produce, [range(5, 10)])
+    later.start()
+    records = _records(clients, {s.target: {0: 8}}) if audit else clients.committed_records(s.target)
+    assert [one.value() for one in records] == [b"%d" % number for number in range(8)]
+    later.join()
+    clients.close()
 
 
 def test_routes_are_declared(stage: Make, cluster: Cluster) -> None:

@@ -20,8 +20,8 @@ from avow.ledger import Counts, Entry, Fingerprint
 from avow.plan import load_checked, plan
 from avow.settings import Pipeline
 from avow.sinks import json as as_json
-from avow.sinks.base import refuse_whole
-from avow.sinks.kafka import entries
+from avow.sinks.base import DeadLetter, refuse_whole
+from avow.sinks.kafka import entries, letters, messages
 from avow.sinks.kafka.clients import EVER_MS, Limits, cached, limits_of
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_origin, refuse_unfit
@@ -255,3 +255,55 @@ def test_clients_are_kept_of_one_pipeline_at_a_time(tmp_path: Path) -> None:
     cached(other)
     gc.collect()
     assert let_go() is None, "threads and connections of pipelines that are over would add up"
+
+
+class Message:
+    """A record as the client gives it: of what a letter was made."""
+
+    def __init__(self, value: bytes, headers: list[tuple[str, bytes | str | None]]) -> None:
+        self._value = value
+        # As bytes: so they come out of the log.
+        self._headers = [(name, part.encode() if isinstance(part, str) else part) for name, part in headers]
+
+    def value(self) -> bytes:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_700_000_000_000
+
+
+def dead_letter(
+    value: bytes | None, key: bytes = b"k", headers: tuple[tuple[str, bytes | None], ...] = ()
+) -> DeadLetter:
+    return DeadLetter("in", 3, 17, 5, key, value, list(headers), "wrong-type", "d" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        dead_letter(b"v" * 50_000),
+        dead_letter(b"v", key=b"k" * 50_000),
+        dead_letter(b"v", headers=(("h", b"h" * 50_000),)),
+        dead_letter(None, headers=(("avow-shortened", b"5"),) * 10_000),
+        dead_letter(b""),
+    ],
+    ids=["value", "key", "header", "headers", "detail"],
+)
+def test_a_letter_that_the_topic_does_not_take_is_shortened_and_says_so(letter: DeadLetter) -> None:
+    value, headers = letters.message(letter, letters.LEAST_BYTES)
+    assert messages.record_bytes(letters.key(letter), value, headers) <= letters.LEAST_BYTES
+    found = letters.read(Message(value, headers))  # type: ignore[arg-type]
+    assert found is not None
+    short = found[0]
+    assert (short.topic, short.partition, short.offset, short.timestamp_ms) == ("in", 3, 17, 5)
+    assert short.full_bytes == len(letter.value or b"")
+    assert (letter.value or b"").startswith(short.value or b"")
+    assert "bytes, and the dead-letter topic takes 16,384: only its beginning is kept" in short.detail
+    assert letters.glimpse(short).size == len(letter.value or b"")
+    # A larger topic takes it whole, with headers that look like ours among its own.
+    whole = letters.read(Message(*letters.message(letter, 1_000_000)))  # type: ignore[arg-type]
+    assert whole is not None
+    assert whole[0] == letter

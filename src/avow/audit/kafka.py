@@ -174,9 +174,9 @@ class KafkaReading:
         begun_since, _ = self._clients.positions(PATIENCE_S, lost)
         with Log(self._pipeline.source, self._pipeline.name) as log:
             ids = log.partitions()
-        for where, began in lost.items():
-            why = register.lost(where, began, ids.get(where, began.topic_id))
-            if where not in begun_since and not isinstance(why, TopicRecreated):
+        for where in lost.keys() & ids.keys() - begun_since.keys():
+            why = register.lost(where, lost[where], ids[where])
+            if not isinstance(why, TopicRecreated):
                 raise SinkError(str(why), advice=why.advice)
 
     def letters(self, where: TopicPartition) -> Offsets:
@@ -452,10 +452,13 @@ def _records(clients: Clients, ends: dict[str, dict[int, int]]) -> Iterator[clie
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                if where in left and error is None and (record.offset() or 0) < ends[where[0]][where[1]]:
-                    yield record
-                else:
+                if where not in left:
+                    continue
+                # A leader that is new, or a follower that is late, may say that the partition ends before this.
+                if (record.offset() or 0) >= ends[where[0]][where[1]]:
                     left.discard(where)
+                elif error is None:
+                    yield record
             if time.monotonic() - heard > PATIENCE_S:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
     finally:

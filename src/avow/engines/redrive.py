@@ -82,8 +82,11 @@ def _redrive_some(
         letters = sink.dead_letters(replace(selection, until_offset=until), AT_ONCE)
         if not letters:
             return Redriven(), None
+        whole = [letter for letter in letters if letter.full_bytes is None]  # of the others the record itself is gone
+        if not whole:
+            return Redriven(still_dead=len(letters)), letters[-1].offset
         span = OffsetRange(where.topic, where.partition, letters[0].offset, letters[-1].offset + 1)
-        prepared = decode_batch(_batch(letters), pipeline)
+        prepared = decode_batch(_batch(whole), pipeline)
         rows = prepared.rows
         if pipeline.by_sql:
             rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
@@ -96,7 +99,7 @@ def _redrive_some(
         bad |= {rows.rows.column(offset)[row].as_py() for row in refused}
         applied = sink.finish(span)
         bad |= set(applied.refused)
-        delivered = [letter for letter in letters if letter.offset not in bad]
+        delivered = [letter for letter in whole if letter.offset not in bad]
         in_table = set(pc.unique(rows.rows.column(offset)).to_pylist()) | set(rows.deletes.column(offset).to_pylist())
         written = len([letter for letter in delivered if letter.offset in in_table]) - applied.skipped
         if delivered:

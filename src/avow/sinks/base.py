@@ -103,6 +103,7 @@ class DeadLetter:
     headers: list[tuple[str, bytes | None]]
     reason: str
     detail: str
+    full_bytes: int | None = None  # of the record's value, where the sink could keep only the beginning of the record
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,13 +75,14 @@ NEWS_S = 5.0  # a broker learns of a new topic a moment after the one that was a
 # a new run ends it sooner. A task has this long for its range.
 TRANSACTION_TIMEOUT_MS = 60_000
 
+QUEUE_KBYTES = 131_072
 BATCH_BYTES = 1_000_000  # the broker's own limit is a little above it
 # The user's own settings come after these.
 PRODUCING = {
     "compression.type": "lz4",
     "linger.ms": "20",
     "queue.buffering.max.messages": "200000",
-    "queue.buffering.max.kbytes": "131072",
+    "queue.buffering.max.kbytes": str(QUEUE_KBYTES),
     # As Java's default partitioner: a key goes to the partition in which a Java producer would put it.
     "partitioner": "murmur2_random",
 }
@@ -192,6 +193,9 @@ class Clients:
         self._output_settings["error_cb"] = self._complaints.append
         self._given = source | own
         self._letters_topic = pipeline.dead_letter_topic
+        # No record may be larger than the client itself takes, whatever the topic says.
+        queue_bytes = int(self._output_settings.get("queue.buffering.max.kbytes", QUEUE_KBYTES)) * 1024
+        self._bytes_max = min(int(self._output_settings.get("message.max.bytes", MESSAGE_BYTES_MAX)), queue_bytes)
         self.timeout_ms = int(own.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
         self._output = self._source
         if self.elsewhere:
@@ -487,10 +491,13 @@ class Clients:
                         error = record.error()
                         if error is not None and error.code() != KafkaError._PARTITION_EOF:
                             raise KafkaException(error)
-                        if number in left and error is None and (record.offset() or 0) < ends[number]:
-                            yield record
-                        elif number is not None:
+                        if number not in left:
+                            continue
+                        # A leader that is new, or a follower that is late, may say that the partition ends before this.
+                        if (record.offset() or 0) >= ends[number]:
                             left.discard(number)
+                        elif error is None:
+                            yield record
                     if time.monotonic() - heard > PATIENCE_S:
                         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         finally:
@@ -542,7 +549,8 @@ class Clients:
             if not count:
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             config = admin.describe_configs([resource], request_timeout=PATIENCE_S)[resource].result(PATIENCE_S)
-            return limits_of(count, {name: entry.value for name, entry in config.items() if entry.value is not None})
+            limits = limits_of(count, {name: entry.value for name, entry in config.items() if entry.value is not None})
+            return replace(limits, message_bytes_max=min(limits.message_bytes_max, self._bytes_max))
 
         return self.ask(f"the describing of topic {topic}", request)
 

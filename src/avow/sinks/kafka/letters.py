@@ -5,12 +5,17 @@ the record's own value, untouched; the headers begin with what avow says of it a
 with the same key and no value takes the letter back: it was redriven. The topic is compacted, so what was taken back
 goes away in time, and what was not stays.
 
+A letter that is larger than the topic takes is shortened: the beginning of its value and key, without the record's own
+headers, and ``avow-shortened`` in the place of ``avow-null`` says how many bytes the value had. It is never redriven as
+it is: a redrive reads the record from its own topic again.
+
 Owns: that form. Must not know: transactions (``task`` puts letters and rows into one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -22,39 +27,58 @@ from avow.settings import Pipeline
 from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import Clients
-from avow.sinks.kafka.messages import ORIGIN, Headers, origin, read_origin
+from avow.sinks.kafka.messages import ORIGIN, Headers, origin, read_origin, record_bytes
 
 Kept = TypeVar("Kept")
 AnyLetter = TypeVar("AnyLetter", DeadLetter, Glimpse)
 
 # In this order, before the record's own headers.
 OURS = (ORIGIN, "avow-reason", "avow-detail", "avow-timestamp", "avow-record-key", "avow-null")
+SHORTENED = (*OURS[:-1], "avow-shortened")
+LEAST_BYTES = 16_384  # that a dead-letter topic must take: more than any shortened letter
+SHORT_BYTES = 1_024  # of value, key and detail each
 
 
 def key(letter: DeadLetter) -> str:
     return origin(letter.topic, letter.partition, letter.offset)
 
 
-def message(letter: DeadLetter) -> tuple[bytes, Headers]:
-    """Value and headers of a letter. A value that was null is empty, and a header says so."""
-    headers: Headers = [
-        (ORIGIN, key(letter)),
-        ("avow-reason", letter.reason),
-        ("avow-detail", letter.detail),
-        ("avow-timestamp", str(letter.timestamp_ms)),
-        ("avow-record-key", letter.key),
-        ("avow-null", "1" if letter.value is None else "0"),
-        *letter.headers,
-    ]
-    return letter.value or b"", headers
+def message(letter: DeadLetter, bytes_max: int) -> tuple[bytes, Headers]:
+    """Value and headers of a letter; shortened, if the topic does not take it whole. A value that was null is empty,
+    and a header says so."""
+    null = (OURS[-1], "1" if letter.value is None else "0")
+    value, headers = letter.value or b"", [*_ours(letter), null, *letter.headers]
+    size = record_bytes(key(letter), value, headers)
+    if size <= bytes_max:
+        return value, headers
+    detail = letter.detail.encode(errors="backslashreplace")[:SHORT_BYTES].decode(errors="ignore")
+    detail += (
+        f" (its letter has {size:,} bytes, and the dead-letter topic takes {bytes_max:,}: only its beginning is kept)"
+    )
+    short = replace(letter, key=letter.key and letter.key[:SHORT_BYTES], detail=detail)
+    return value[:SHORT_BYTES], [*_ours(short), (SHORTENED[-1], str(len(value)))]
+
+
+def _ours(letter: DeadLetter) -> Headers:
+    said = (
+        key(letter),
+        letter.reason,
+        # It may quote what is no text, and that must not keep the letter out.
+        letter.detail.encode(errors="backslashreplace"),
+        str(letter.timestamp_ms),
+        letter.key,
+    )
+    return list(zip(OURS, said, strict=False))
 
 
 def read(record: client.Message) -> tuple[DeadLetter, datetime] | None:
     """A letter and when it died; None if somebody else put this record here."""
     headers: list[tuple[str, Any]] = list(headers_of(record))
-    if tuple(name for name, _ in headers[: len(OURS)]) != OURS:
+    names = tuple(name for name, _ in headers[: len(OURS)])
+    if names not in (OURS, SHORTENED):
         return None
-    where, reason, detail, timestamp, key_, null = (value for _, value in headers[: len(OURS)])
+    where, reason, detail, timestamp, key_, last = (value for _, value in headers[: len(OURS)])
+    shortened = names == SHORTENED
     identity = read_origin(where)
     if identity is None:
         return None
@@ -62,10 +86,11 @@ def read(record: client.Message) -> tuple[DeadLetter, datetime] | None:
         *identity,
         int(timestamp),
         key_,
-        None if null == b"1" else _bytes(record.value()),
+        None if last == b"1" and not shortened else _bytes(record.value()),
         headers[len(OURS) :],
         reason.decode(),
         detail.decode(),
+        int(last) if shortened else None,
     )
     return letter, datetime.fromtimestamp(record.timestamp()[1] / 1000, UTC)
 
@@ -119,7 +144,7 @@ def glimpse(letter: DeadLetter) -> Glimpse:
         letter.reason,
         letter.detail,
         None if value is None else value[:GLIMPSE_BYTES],
-        len(value or b""),
+        len(value or b"") if letter.full_bytes is None else letter.full_bytes,
     )
 
 

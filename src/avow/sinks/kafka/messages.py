@@ -168,9 +168,9 @@ class Mapper:
     def _timestamps(self, rows: pa.RecordBatch) -> list[int]:
         if self._sink.timestamps == "now":
             return [0] * rows.num_rows
-        column = rows.column(self._sink.lineage[3]).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        column = rows.column(self._sink.lineage[3]).cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
         # A record without a timestamp has -1; librdkafka takes 0 for "now".
-        return [0 if us is None or us < 0 else us // 1000 for us in column.to_pylist()]
+        return [0 if ms is None or ms < 0 else ms for ms in column.to_pylist()]
 
 
 def refuse_unfit(messages: Messages, limits: Mapping[str, Limits]) -> None:
@@ -190,7 +190,7 @@ def refuse_unfit(messages: Messages, limits: Mapping[str, Limits]) -> None:
     for row, topic in enumerate(messages.topics):
         if topic is None or row in messages.refused:
             continue
-        size = int(sizes[row]) + _headers_size(messages.headers[row]) + FRAMING_BYTES
+        size = record_bytes(messages.keys[row], messages.values[row], messages.headers[row])
         why = _why_not(messages.keys[row], size, stamps[row], now_ms, limits[topic])
         if why:
             messages.refused[row] = f"topic {topic}: {why}"
@@ -206,6 +206,11 @@ def _why_not(key: bytes | None, size: int, stamp: int, now_ms: float, limit: Lim
     if stamp and stamp < now_ms - limit.before_max_ms + CLOCKS_APART_MS:
         return f"the timestamp {stamp} lies too far back (message.timestamp.before.max.ms)"
     return ""
+
+
+def record_bytes(key: bytes | str | None, value: bytes | None, headers: Headers) -> int:
+    """What a record needs in a batch, before compression and rather too much."""
+    return len(key or b"") + _size(value) + _headers_size(headers) + FRAMING_BYTES
 
 
 def _size(part: bytes | None) -> int:

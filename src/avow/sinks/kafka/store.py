@@ -28,6 +28,7 @@ from avow.sinks.base import Claimed, Held, Move
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours, several
 from avow.sinks.kafka.entries import Kept, topic_key
+from avow.sinks.kafka.letters import LEAST_BYTES
 from avow.sinks.kafka.messages import output_topics
 from avow.sinks.kafka.register import Began
 from avow.sinks.kafka.task import KafkaTask
@@ -134,8 +135,16 @@ class Store:
         return [*output_topics(self._sink, topics), self._pipeline.dead_letter_topic]
 
     def _refuse_forgetful(self, name: str) -> None:
-        """A dead-letter topic that somebody else has made may let letters go."""
-        policy = self._clients.limits(name).cleanup_policy
+        """A dead-letter topic that somebody else has made may let letters go, or take none."""
+        limits = self._clients.limits(name)
+        if limits.message_bytes_max < LEAST_BYTES:
+            raise ConfigError(
+                f"the dead-letter topic {name} has max.message.bytes = {limits.message_bytes_max}: not even a "
+                "shortened letter fits",
+                advice="kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
+                f"{name} --add-config max.message.bytes={MESSAGE_BYTES_MAX}",
+            )
+        policy = limits.cleanup_policy
         if policy != "compact":
             raise ConfigError(
                 f"the dead-letter topic {name} has cleanup.policy = {policy}, so that Kafka would delete letters, and "

@@ -19,8 +19,8 @@ from dataclasses import replace
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from avow import ledger
-from avow.errors import ProtocolViolation, SinkError
-from avow.kafka.log import TopicPartition
+from avow.errors import ProtocolViolation, SinkError, SourceError
+from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import Kafka, Pipeline
 from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
@@ -41,6 +41,7 @@ class KafkaTask:
     ) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._sink = pipeline.sink
+        self._source = pipeline.source
         self._letters_topic = pipeline.dead_letter_topic
         self._run = run
         self._clients = clients or kafka_clients.cached(pipeline)
@@ -213,14 +214,33 @@ class KafkaTask:
         if not letters:
             return
         producer = self._producer
+        bytes_max = self._clients.limits(self._letters_topic).message_bytes_max
         for letter in letters:
-            value, headers = dead.message(letter)
+            value, headers = dead.message(letter, bytes_max)
             self._produce(producer, self._letters_topic, value, dead.key(letter), headers=headers)
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Chosen dead letters of the act's partition. Whoever would take one back must first fence this act."""
         found = dead.standing(self._clients, self._letters_topic, selection).values()
-        return sorted((letter for letter, _ in found), key=lambda letter: letter.offset)[:limit]
+        chosen = sorted((letter for letter, _ in found), key=lambda letter: letter.offset)[:limit]
+        if all(letter.full_bytes is None for letter in chosen):
+            return chosen
+        with Log(self._source, self._clients.group) as log:
+            return [letter if letter.full_bytes is None else self._read_again(letter, log) for letter in chosen]
+
+    def _read_again(self, letter: DeadLetter, log: Log) -> DeadLetter:
+        """A shortened letter as the record that it was, if that is still in its topic; else it stays shortened."""
+        where = TopicPartition(letter.topic, letter.partition)
+        assert self._kept is not None
+        if log.partitions().get(where) != self._kept.entry.topic_id:
+            return letter
+        try:
+            (record,) = log.records(where, [letter.offset])
+        except SourceError:
+            return letter
+        whole = replace(letter, key=record.key, value=record.value, headers=record.headers, full_bytes=None)
+        same = len(record.value or b"") == letter.full_bytes and (record.value or b"").startswith(letter.value or b"")
+        return whole if same else letter
 
     def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
         """Take letters back, in the act that is open, and count their records anew."""
