@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,18 +20,27 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 from tests.consuming import TABLE, handled, in_order, judged
 from tests.fix_cluster import positions_of
+from tests.fix_sinks import Bench
 from tests.kafka_stage import read
 
 from avow import Consumer
 from avow.clients.consumer import Record, Transaction
-from avow.errors import ConfigError, HandlerFailed, RetentionLoss
+from avow.errors import ConfigError, HandlerFailed, RetentionLoss, TopicRecreated
 from avow.kafka import metadata
+from avow.ledger import Entry, OffsetRange
 from avow.local.cluster import Cluster, PortPicker
 from avow.prove.proxy import Proxy
+from avow.settings import Postgres
 
 pytestmark = pytest.mark.cluster
 
@@ -256,6 +266,124 @@ def test_a_dead_letter_has_as_many_replicas_as_the_records(group: Callable[..., 
     letters = f"{g.name}.dead-letters"
     (made,) = admin.list_topics(letters, timeout=30).topics[letters].partitions.values()
     assert len(made.replicas) == 2
+
+
+def test_a_dead_letter_that_is_too_large_for_its_topic_is_shortened(group: Callable[..., Group]) -> None:
+    """Also one whose error is no text."""
+    g = group()
+    admin = metadata.admin(g.cluster.bootstrap)
+    letters = f"{g.name}.dead-letters"
+    config = {"cleanup.policy": "compact", "max.message.bytes": "20000"}
+    admin.create_topics([NewTopic(letters, 1, config=config)], operation_timeout=30)[letters].result()
+    producer = Producer({"bootstrap.servers": g.cluster.bootstrap}, logger=metadata.QUIET)
+    producer.produce(g.topic, os.urandom(100_000), None, 0)
+    producer.produce(g.topic, b"small", None, 0)
+    assert producer.flush(30) == 0
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    def handler(record: Record) -> None:
+        raise ValueError("\udcff") if record.offset else Unspeakable
+
+    with g.consumer("at-least-once", once=True, retries=0, on_failure="dead-letter") as consumer:
+        assert consumer.run(handler).dead == 2
+    assert g.committed() == {0: 2}
+    short, small = read(g.cluster.bootstrap, letters)
+    assert dict(short.headers)["avow-shortened"] == b"100000"
+    assert (dict(short.headers)["avow-detail"] or b"").startswith(b"Unspeakable")
+    assert (small.value, dict(small.headers)["avow-detail"]) == (b"small", b"ValueError: \\udcff")
+    # Somebody lowers what it takes while a consumer runs.
+    change = ConfigEntry("max.message.bytes", "17000", incremental_operation=AlterConfigOpType.SET)
+    wanted = ConfigResource(ResourceType.TOPIC, letters, incremental_configs=[change])
+
+    def lowering(_: Record) -> None:
+        admin.incremental_alter_configs([wanted])[wanted].result(30)
+        time.sleep(1)
+        raise ValueError("no")
+
+    producer.produce(g.topic, os.urandom(18_500), None, 0)
+    assert producer.flush(30) == 0
+    with g.consumer("at-least-once", once=True, retries=0, on_failure="dead-letter") as consumer:
+        assert consumer.run(lowering).dead == 1
+    assert dict(read(g.cluster.bootstrap, letters)[-1].headers)["avow-shortened"] == b"18500"
+
+
+def test_a_stop_between_two_tries_loses_nothing_that_was_claimed(group: Callable[..., Group]) -> None:
+    g = group()
+    g.produce(10)
+    seen: list[int] = []
+
+    def handler(record: Record) -> None:
+        seen.append(record.offset)
+        if seen == [0, 1, 2]:
+            consumer.stop()
+            raise ValueError("not now")
+
+    with g.consumer("at-most-once", retries=1, back_off_s=0.2) as consumer:
+        assert consumer.run(handler).handled == 10
+    assert seen == [0, 1, 2, 2, *range(3, 10)]
+
+
+@pytest.mark.parametrize("back_off_ms", ["500", "6000"], ids=["while it is empty", "when it has more"])
+def test_a_topic_that_is_made_again_while_it_is_consumed_is_a_named_stop(
+    group: Callable[..., Group], back_off_ms: str
+) -> None:
+    """The consumer would read on at its old position, in another log."""
+    g = group()
+    g.produce(10)
+    seen: list[bytes | None] = []
+    admin = metadata.admin(g.cluster.bootstrap)
+
+    def handler(record: Record, _: Transaction) -> None:
+        seen.append(record.value)
+        if len(seen) == 10:
+            admin.delete_topics([g.topic], operation_timeout=30)[g.topic].result()
+            time.sleep(1)
+            admin.create_topics([NewTopic(g.topic, 1)], operation_timeout=30)[g.topic].result()
+            time.sleep(1)
+            g.produce(30)
+
+    # Until the client asks again, the new log is shorter than its position, or longer.
+    kafka = {"topic.metadata.refresh.interval.ms": "60000", "fetch.error.backoff.ms": back_off_ms}
+    with g.consumer("exactly-once", database=g.cluster.postgres_url, kafka=kafka) as consumer:
+        enough = threading.Timer(60, consumer.stop)
+        enough.start()
+        with pytest.raises(TopicRecreated, match=f"{g.topic}/0 was claimed up to offset 10 as topic id"):
+            consumer.run(handler)
+        enough.cancel()
+    assert len(seen) == 10
+
+
+KEYS: list[bytes | str] = [
+    b"\xff",
+    b"\\xff",
+    "\\xff0",
+    b"\xff0",
+    b"\0",
+    b"\\x00",
+    b"\x01ff",
+    b"\x01",
+    b"a",
+    "b",
+    b"k" * 5_000,
+    b"k" * 5_001,
+]
+
+
+def test_idempotency_keys_are_told_apart_whatever_their_bytes(bench: Callable[..., Bench]) -> None:
+    b = bench("postgres")
+    pipeline = b.pipeline()
+    assert isinstance(pipeline.sink, Postgres)
+    with b.run(pipeline), psycopg.connect(pipeline.sink.url.get_secret_value()) as connection:
+        tx = Transaction(b.name, 1, 0, connection, Entry(0, "id", 1), OffsetRange("t", 0, 0, 1), ())
+        # As the version before has left them, which could not tell some from others.
+        for text in ("\\xfe", "plain"):
+            connection.execute("INSERT INTO avow.keys (pipeline, key) VALUES (%s, %s)", (b.name, text))
+        assert [tx.first_time(key) for key in KEYS] == [True] * len(KEYS)
+        assert [tx.first_time(key) for key in KEYS] == [False] * len(KEYS)
+        assert [tx.first_time(key) for key in (b"\xfe", "plain", b"plain")] == [False] * 3
 
 
 def end_backend(database: psycopg.Connection, connection: psycopg.Connection) -> int:

@@ -34,7 +34,7 @@ from avow.clients.ledgered import LedgerKeeping, Transaction
 from avow.clients.member import Batch, Member, Record
 from avow.clients.terms import Terms, checked
 from avow.engines.failpoints import failpoint
-from avow.errors import ConfigError, HandlerFailed, SinkError, Superseded, first_line
+from avow.errors import ConfigError, HandlerFailed, SinkError, SourceError, Superseded, first_line
 from avow.kafka.log import Log, TopicPartition
 from avow.settings import Offsets, Pipeline, declared
 
@@ -242,7 +242,14 @@ class Consumer:
                     return
                 opened.keeping.due(unit_done=False)
                 self._look_at_fenced()
-                batches = opened.member.take(most, WAIT_S)
+                try:
+                    batches = opened.member.take(most, WAIT_S)
+                except SourceError:
+                    opened.keeping.same_topics()  # it names the cause, if that is it
+                    raise
+                if batches and not opened.keeping.same_topics():
+                    opened.rewind()
+                    continue
                 for unit in (unit for batch in batches for unit in (self._cut(batch) if not whole else [batch])):
                     yield unit
                     if self._stop.is_set():
@@ -307,7 +314,9 @@ class Consumer:
             except Exception as error:
                 if tries_left:
                     self._event(f"{record}: the handler failed ({_said(error)}); trying again in {pause:g} s")
-                    if self._stop.wait(pause):
+                    if self.terms.claims_first:
+                        time.sleep(pause)  # what is claimed is handled to its end, whoever asks to stop
+                    elif self._stop.wait(pause):
                         raise _Stopped from None
                     self.totals.retried += 1
                     pause = min(pause * 2, BACK_OFF_MAX_S)
@@ -504,4 +513,4 @@ def _passing(error: psycopg.Error) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
+    return deadletters.text_of(error)

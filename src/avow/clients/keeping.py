@@ -96,6 +96,10 @@ class GroupKeeping:
         """How far other members are."""
         return {where: position or 0 for where, position in self._log.told(others).items()}
 
+    def same_topics(self) -> bool:
+        """A group knows topics by their names alone."""
+        return True
+
     # Commits
 
     def claim(self, batch: Batch) -> bool:

@@ -16,6 +16,7 @@ Owns: transactions of handlers. Must not know: handlers. Neighbours: ``engines.d
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from avow.clients.member import Batch, Record
 from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS, BACK_OFF_S, STOPS, Driver
 from avow.engines.failpoints import failpoint
 from avow.engines.progress import Observer
-from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, first_line
+from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, SourceError, first_line
 from avow.kafka.log import TopicPartition, fingerprint
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import Pipeline, Postgres
@@ -39,6 +40,7 @@ from avow.sinks.postgres import session, store
 from avow.sinks.postgres.task import headers_json
 
 TELL_EVERY_S = 1.0
+KEY_BYTES = 1_000  # of an idempotency key: an entry of PostgreSQL's index has room for some 2,700
 
 
 class _Queries:
@@ -98,10 +100,11 @@ class Transaction:
                 advice=f"{self._record or 'Which record? It'} has no header avow-key: let the producer set one, or "
                 "give a key.",
             )
-        text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+        stored, before = _stored(key.encode(errors="surrogatepass") if isinstance(key, str) else key)
         taken = self.connection.execute(
-            "INSERT INTO avow.keys (pipeline, key) VALUES (%s, %s) ON CONFLICT DO NOTHING RETURNING 1",
-            (self._pipeline, text.replace("\0", "\\x00")),
+            "INSERT INTO avow.keys (pipeline, key) SELECT %(pipeline)s, %(stored)s WHERE NOT EXISTS (SELECT FROM "
+            "avow.keys WHERE pipeline = %(pipeline)s AND key = %(before)s) ON CONFLICT DO NOTHING RETURNING 1",
+            {"pipeline": self._pipeline, "stored": stored, "before": before},
         ).fetchone()
         if taken is None and self._record is not None:
             self._repeats.add(self._record.offset)
@@ -147,6 +150,22 @@ class Transaction:
         store.write_claims(_Queries(self.connection), self._pipeline, [move], self._number)
 
 
+def _stored(key: bytes) -> tuple[str, str]:
+    """An idempotency key as the table has it, and as versions before this one wrote it.
+
+    Plain text stays as it is. What is no text, and what could be taken for such a key or for how it was written before,
+    is written in hexadecimal digits behind a control character; of a key that is too long for an index, the digest.
+    """
+    before = key.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
+    marked = before.startswith("\x01")
+    stored = before
+    if len(key) > KEY_BYTES:
+        stored = f"\x01sha256:{hashlib.sha256(key).hexdigest()}"
+    elif marked or "\\x" in before:
+        stored = f"\x01{key.hex()}"
+    return stored, stored if marked else before
+
+
 class LedgerKeeping:
     """``known``: the partitions there were at the start, with the ids of their topics. Others were added, and so were
     those without a position in a topic that the ledger knows: they are read from their first record."""
@@ -173,6 +192,7 @@ class LedgerKeeping:
         self._told_at = 0.0
         self._untold = False
         self._transactions = 0
+        self._ids: dict[TopicPartition, str] = {}  # of the topics, as the ledger has them
         self._failures = 0  # of the database, since it last did something for us
 
     def prepare(self) -> None:
@@ -192,6 +212,7 @@ class LedgerKeeping:
         while True:
             try:
                 self._driver.begin(ours, added=added)
+                self._ids |= {where: entry.topic_id for where, entry in self._driver.store.entries().items()}
                 break
             except SinkError as error:
                 self.failed(error)
@@ -238,6 +259,22 @@ class LedgerKeeping:
         if self._untold:
             self._driver.tell_group()
             self._untold, self._told_at = False, time.monotonic()
+
+    def same_topics(self) -> bool:
+        """Whether the topics are still those that the ledger knows; asked when records have come, before they are
+        handled. One that was made again is a named stop. False: Kafka does not say, and they are to be read again."""
+        positions = self.positions
+        try:
+            found = self._driver.log.partitions_of({where.topic for where in positions})
+        except SourceError as error:
+            self._event(f"Kafka does not say which topics were read ({first_line(error)}); reading them again")
+            self._stop.wait(1)
+            return False
+        ids = {where.topic: topic_id for where, topic_id in found.items()}
+        for where, position in positions.items():
+            what = f"{where} was claimed up to offset {position}"
+            ledger.check_topic(what, self._ids[where], ids[where.topic])
+        return True
 
     # Transactions
 
