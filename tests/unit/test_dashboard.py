@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pytest
 from click.testing import CliRunner
 from starlette.datastructures import Headers
+from tests.fix_dashboard import small_proof
 from tests.visitor import visitor
 
 from avow.cli import main
@@ -27,7 +28,7 @@ from avow.dashboard.jobs import Jobs
 from avow.dashboard.messages import holds, parse_cursor, write_cursor
 from avow.dashboard.metrics import _lag_seconds
 from avow.dashboard.pages import MENU, PAGES
-from avow.dashboard.pipelines import PipelineAnswer, row
+from avow.dashboard.pipelines import JobRow, PipelineAnswer, row
 from avow.dashboard.show import (
     HEADERS_MAX,
     HERE,
@@ -115,6 +116,11 @@ def test_templates_escape_what_they_show() -> None:
     made = environment().from_string("<p title='{{ text }}'>{{ text }}</p>").render(text="'\"><img src=x onerror=1>")
     assert "<img" not in made
     assert made.count("'") == 2
+
+
+def test_names_of_strangers_are_shown_and_not_obeyed_without_a_word_in_the_template() -> None:
+    shown = environment().from_string("{{ name }} {{ markup }}").render(name="\u202egnp\x1b[2J\n", markup=1)
+    assert shown == "\\u202egnp\\x1b[2J\n 1"
 
 
 def test_bytes_are_shown_in_part() -> None:
@@ -319,6 +325,50 @@ def test_the_advice_on_a_page_is_that_of_its_error(tmp_path: Path) -> None:
             assert "<code>avow up</code>" not in answer.text, "it is not known to be a local cluster"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pipelines/p/receipt?topic=t&partition=2147483648&offset=0",
+        f"/pipelines/p/receipt?topic=t&partition=0&offset={2**63}",
+        "/pipelines/p/letters?partition=99999999999",
+        f"/pipelines/p/letters?from_offset={2**64}",
+        f"/topics/t/messages/0/{2**63}",
+        f"/topics/t/messages?at=offset&offset={2**63}",
+    ],
+)
+def test_numbers_that_kafka_cannot_have_are_refused(tmp_path: Path, path: str) -> None:
+    with visitor("127.0.0.1:9", (), {}, tmp_path, timeout_s=1) as somebody:
+        assert somebody.get(path).status_code == 400
+
+
+def test_a_form_with_too_many_fields_is_refused(tmp_path: Path) -> None:
+    with visitor(None, (), {}, tmp_path) as somebody:
+        answer = somebody.change("/topics", **{f"field{number}": "" for number in range(60)})
+        assert (answer.status_code, "more than 50 fields" in answer.text) == (400, True)
+
+
+def test_a_group_is_not_said_to_be_missing_by_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
+    with visitor("127.0.0.1:9", (), {}, tmp_path, timeout_s=1) as somebody:
+        for _ in range(3):  # at times the client gives an empty list, with the error beside it
+            assert somebody.get("/api/groups/g").status_code in (502, 504)
+
+
+def test_evidence_of_another_version_or_of_strangers_hides_nothing_else(tmp_path: Path) -> None:
+    small_proof(tmp_path)
+    strange = [{}, [], {"pipeline": "p"}, {"pipeline": "p", "verdict": 7, "seconds": "x", "findings": 3, "notes": 1}]
+    (tmp_path / "audits").mkdir()
+    for at, report in enumerate(strange):
+        (tmp_path / "audits" / f"{at}.json").write_text(json.dumps({"at": at, "report": report}))
+    (tmp_path / "audits" / "nan.json").write_text('{"at": NaN, "report": {}}')
+    for at, line in enumerate(('{"at": 1}', "[]", '{"event": "proof", "cell": "", "at": "x", "seed": "y"}', "{")):
+        (tmp_path / f"proof{at}").mkdir()
+        (tmp_path / f"proof{at}" / "history.jsonl").write_text(f"{line}\n")
+    with visitor(None, (), {}, tmp_path) as somebody:
+        found = somebody.get("/api/evidence").json()
+        assert ([one["name"] for one in found["proofs"]], found["audits"]) == (["small"], [])
+        assert somebody.get("/evidence").status_code == 200
+
+
 # Threads
 
 
@@ -433,3 +483,8 @@ def test_a_lag_has_an_age_or_says_why_not(tmp_path: Path) -> None:
     assert _lag_seconds(unknown) is None, "an alarm is not told of 0 s"
     assert _lag_seconds(row(house, watched(tmp_path, "spark", 5, lag_seconds=7.0))) == 7.0
     assert _lag_seconds(row(house, watched(tmp_path, "spark", 0))) == 0
+
+
+def test_a_job_that_has_said_its_last_word_may_not_have_ended_yet() -> None:
+    job = JobRow(1, "audit", "p", True, time.time(), None, (), "held: all is there", "held", "", "")
+    assert "held: all is there" in environment().get_template("job_part.html").render(answer=job)

@@ -6,6 +6,7 @@ Owns: the files. Must not know: what a report means. Neighbours: ``report``, and
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from avow.audit.report import Report
 SPANS_MAX = 20  # of each finding
 FOLDER = "audits"
 KEPT_MAX = 200  # of each pipeline
+_SHAPE = {"pipeline": str, "verdict": str, "seconds": int | float, "findings": list, "partitions": list, "notes": list}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def read(path: Path) -> Kept | None:
     """One of them; None if it is something else."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        return Kept(path.name, float(told["at"]), dict(told["report"]))
+        found = Kept(path.name, float(told["at"]), dict(told["report"]))
+        whole = all(isinstance(found.report[name], kind) for name, kind in _SHAPE.items())
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return found if whole and math.isfinite(found.at) else None

@@ -57,6 +57,7 @@ LIVE_S = 2.0
 STREAM_MAX_S = 30 * 60  # a browser connects again by itself
 TAIL_ROWS = 100  # in one event; more are counted
 FORM_BYTES_MAX = 64 * 1024
+FIELDS_MAX = 50  # of a form
 STATIC_AGE_S = 3600
 
 
@@ -325,7 +326,10 @@ async def _form(request: Request) -> dict[str, str]:
         body += chunk
         if len(body) > FORM_BYTES_MAX:
             raise HTTPException(413, "The form is too large.")
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=50))
+    try:
+        return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError:
+        raise HTTPException(400, f"The form has more than {FIELDS_MAX} fields.") from None
 
 
 class Files(StaticFiles):

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 from avow.errors import AvowError
 
+PARTITION_MAX = 2**31 - 1  # as Kafka counts them
+OFFSET_MAX = 2**63 - 2
+
 
 class NotThere(AvowError):
     """What was asked for does not exist."""

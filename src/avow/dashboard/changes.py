@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from avow.dashboard.asking import Ask, NotThere, one_place
+from avow.dashboard.asking import OFFSET_MAX, PARTITION_MAX, Ask, NotThere, one_place
 from avow.dashboard.cluster import GroupAsk, group, reserved
 from avow.dashboard.house import House
 from avow.dashboard.messages import in_utc
@@ -80,9 +80,9 @@ def _confirmed(name: str, typed: str) -> None:
 class ResetGroup(Ask):
     group: Annotated[str, Field(min_length=1, max_length=255)]
     topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int | None, Field(ge=0)] = None
+    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
     to: Literal["earliest", "latest", "offset", "time"] = "earliest"
-    offset: Annotated[int | None, Field(ge=0)] = None
+    offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
     time: datetime | None = None  # UTC unless it has a zone
     confirm: Annotated[str, Field(max_length=300)] = ""
 

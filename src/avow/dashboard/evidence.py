@@ -169,7 +169,11 @@ def _like(cell: Played, pipeline: Pipeline) -> bool:
 
 
 def _history(path: Path) -> tuple[dict[str, Any], list[Played]] | None:
-    header, cells = report.load(path.parent)
+    try:
+        header, cells = report.load(path.parent)
+        proof_row(path.parent, header, cells)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # something else of this name, or of another version
     return (header, cells) if cells else None
 
 

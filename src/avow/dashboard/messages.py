@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from avow.dashboard.asking import Ask, NotThere, one_place
+from avow.dashboard.asking import OFFSET_MAX, PARTITION_MAX, Ask, NotThere, one_place
 from avow.dashboard.house import House
 from avow.dashboard.show import HEADERS_MAX, Shown, shown, shown_headers
 from avow.errors import ConfigError
@@ -31,9 +31,9 @@ TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
 
 class MessagesAsk(Ask):
     topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int | None, Field(ge=0, description="one partition; none: all of them")] = None
+    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX, description="one; none: all of them")] = None
     at: Annotated[Literal["newest", "oldest", "offset", "time"], Field(description="where to begin")] = "newest"
-    offset: Annotated[int | None, Field(ge=0, description="with at=offset: begin here")] = None
+    offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX, description="with at=offset: begin here")] = None
     time: Annotated[datetime | None, Field(description="with at=time: begin here, UTC unless it has a zone")] = None
     q: Annotated[str, Field(max_length=200, description="text in key, value or headers; case does not matter")] = ""
     onwards: Annotated[str, Field(max_length=4_000, description="a cursor: records from here on")] = ""
@@ -197,8 +197,8 @@ def row(one: Seen) -> MessageRow:
 
 class MessageAsk(Ask):
     topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int, Field(ge=0)]
-    offset: Annotated[int, Field(ge=0)]
+    partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)]
+    offset: Annotated[int, Field(ge=0, le=OFFSET_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ def _named(name: str, value: bytes | None) -> dict[str, str | None]:
 
 class TailAsk(Ask):
     topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int | None, Field(ge=0)] = None
+    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
     q: Annotated[str, Field(max_length=200)] = ""
     onwards: Annotated[str, Field(max_length=4_000, description="a cursor: what came since is told first")] = ""
 

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from avow import sinks
 from avow.clients.outcome import Receipt
 from avow.clients.receipts import Receipts
-from avow.dashboard.asking import Ask, Nothing, NotThere
+from avow.dashboard.asking import OFFSET_MAX, PARTITION_MAX, Ask, Nothing, NotThere
 from avow.dashboard.evidence import AuditRow, ProofRow
 from avow.dashboard.house import House
 from avow.dashboard.jobs import Job
@@ -354,9 +354,9 @@ class LettersAsk(Ask):
     name: Annotated[str, Field(pattern=NAME)]
     reason: Annotated[str, Field(pattern=REASON)] = ""
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{0,249}$")] = ""
-    partition: Annotated[int | None, Field(ge=0)] = None
-    from_offset: Annotated[int | None, Field(ge=0)] = None
-    until_offset: Annotated[int | None, Field(ge=0)] = None
+    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
+    from_offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
+    until_offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
 
     @field_validator("partition", "from_offset", "until_offset", mode="before")
     @classmethod
@@ -419,8 +419,8 @@ def _letter(one: Glimpse) -> LetterRow:
 class OffsetAsk(Ask):
     name: Annotated[str, Field(pattern=NAME)]
     topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int, Field(ge=0)]
-    offset: Annotated[int, Field(ge=0)]
+    partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)]
+    offset: Annotated[int, Field(ge=0, le=OFFSET_MAX)]
 
     def selection(self) -> Selection:
         return Selection(

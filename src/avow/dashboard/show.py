@@ -183,11 +183,17 @@ def url(*parts: object, **query: object) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
+def _finalized(value: Any) -> Any:
+    """Whatever a template shows, be it the name of a group or of a client. What is HTML already was made of such."""
+    return visible(value, keep="\n\t") if type(value) is str and not value.isprintable() else value
+
+
 def environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )

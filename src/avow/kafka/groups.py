@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from confluent_kafka import KafkaException
+
 from avow.errors import SourceError
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition, answers
 
@@ -51,10 +53,14 @@ class Lag:
 
 def names(log: Log) -> dict[str, str]:
     """Every group -> its state."""
-    listed = log.ask(
-        "for its groups",
-        lambda timeout_s: answers({"": log.admin.list_consumer_groups(request_timeout=timeout_s)}, timeout_s)[""],
-    )
+
+    def request(timeout_s: float) -> Any:
+        found = answers({"": log.admin.list_consumer_groups(request_timeout=timeout_s)}, timeout_s)[""]
+        if found.errors:  # of a broker that did not answer: its groups are not in the list
+            raise KafkaException(found.errors[0])
+        return found
+
+    listed = log.ask("for its groups", request)
     return {one.group_id: _word(one.state) for one in sorted(listed.valid, key=lambda one: one.group_id)}
 
 

@@ -281,7 +281,8 @@ class Log:
 
     def _at_time(self, moment: datetime, partitions: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         # Rounded up: Kafka counts milliseconds, and a record of the millisecond before is older.
-        since_ms = -((datetime(1970, 1, 1, tzinfo=UTC) - moment) // timedelta(milliseconds=1))
+        # Not below 0: to Kafka, -1 and the numbers before it are words, such as the end.
+        since_ms = max(0, -((datetime(1970, 1, 1, tzinfo=UTC) - moment) // timedelta(milliseconds=1)))
         # The ends first: a record that comes in between is then found by its time, or read after the end.
         ends = self.stable_ends(partitions)
         spec = OffsetSpec.for_timestamp(since_ms)
