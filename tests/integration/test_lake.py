@@ -572,6 +572,45 @@ def test_a_table_that_goes_back_under_a_run_is_refused(b: Bench, suffix: str, lo
         b.run(partitions=1)
 
 
+def forget(b: Bench) -> None:
+    """The table's log lets go of everything before its newest version."""
+    if b.kind == "delta":
+        clean_up(b.path)
+    else:
+        iceberg_table(b.folder, b.table).delete("id = 0")
+        others(b)["expire"]()
+
+
+def test_a_table_that_went_back_and_whose_log_is_gone_is_refused(b: Bench) -> None:
+    with b.run(partitions=1) as run:
+        run.deliver({0: [record(0), record(1)]})
+        run.deliver({0: [record(2)]})
+        staged = run.stage({0: [record(3)]})
+        go_back(b)
+        forget(b)
+        gone = "of the last record that was claimed of records/0, offset 2, and its log"
+        with pytest.raises(ConfigError, match=gone):
+            run.commit(*staged)
+    with pytest.raises(ConfigError, match=gone):
+        b.run(partitions=1)
+    source = b.pipeline().source.model_copy(update={"start": {"records": {0: 3}}})
+    confirmed = b.pipeline().model_copy(update={"source": source})
+    with b.run(confirmed, partitions=1) as run:
+        run.deliver({0: [record(3)]})
+    with b.run(partitions=1) as run:
+        assert run.position() == 4
+
+
+@pytest.mark.parametrize("last", [record(2), b"bad"], ids=["row", "dead letter"])
+def test_a_table_whose_log_is_gone_is_taken_where_its_last_record_is_there(b: Bench, last: bytes) -> None:
+    with b.run(partitions=1) as run:
+        run.deliver({0: [record(0), record(1)]})
+        run.deliver({0: [last]})
+    forget(b)
+    with b.run(partitions=1) as run:
+        assert run.position() == 3
+
+
 def test_dead_letters_that_are_gone(b: Bench) -> None:
     with b.run(partitions=1) as run:
         run.deliver({0: [record(0), b"bad"]})

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -325,16 +325,24 @@ class DeltaFormat:
         features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
         return protocol.min_writer_version, features, settings, metadata.partition_columns, self._at.schema().to_json()
 
-    def rolled_back(self) -> str:
-        ours = self._numbers().get(self._app("version"))
-        if ours is None or ours >= self.version:
-            return ""
+    def _since(self) -> tuple[int, list[dict[str, Any]]]:
+        """Our last commit, and what the log still has of those after it."""
+        ours = self._numbers().get(self._app("version"), self.version)
+        if ours >= self.version:
+            return self.version, []
         with self._errors("cannot be read"):
-            since = self._at.history(self.version - ours)
+            return ours, [commit for commit in self._at.history(self.version - ours) if commit["version"] > ours]
+
+    def rolled_back(self) -> str:
+        ours, since = self._since()
         for commit in since:
-            if commit.get("operation") == "RESTORE" and commit["version"] > ours:
+            if commit.get("operation") == "RESTORE":
                 return f"version {commit['version']} is a RESTORE, made after our last commit (version {ours})"
         return ""
+
+    def past_is_known(self) -> bool:
+        ours, since = self._since()
+        return len(since) == self.version - ours
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         schema = DeltaSchema.from_arrow(pa.schema([field.with_nullable(True) for field in fields]))

@@ -181,6 +181,11 @@ class IcebergFormat:
             return f"our last commit ({number}) is not among what the table was"
         return ""
 
+    def past_is_known(self) -> bool:
+        number = self._told().get("number", 0)
+        past = ancestors_of(self._at.current_snapshot(), self._at.metadata)
+        return not number or any(self._number(snapshot) is not None for snapshot in past)
+
     def _number(self, snapshot: Snapshot) -> int | None:
         summary = snapshot.summary
         if summary is None or summary.additional_properties.get("avow.pipeline") != self._pipeline:

@@ -6,6 +6,7 @@ Owns: the order inside one act over two tables, and the loop that repeats a refu
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import time
@@ -149,6 +150,36 @@ class LakeDriver:
             _refuse_rolled_back(self._rows)
         if self._letters.load():
             _refuse_rolled_back(self._letters)
+            self._refuse_lost_rows()
+
+    def _refuse_lost_rows(self) -> None:
+        """Where the table's log no longer tells whether it went back: the last record that was read of each partition
+        is a row or a dead letter. With a key, a transform or skipped tombstones it may rightly be neither."""
+        pipeline, (topic, partition, offset, _) = self._pipeline, self._sink.lineage
+        whole = self._sink.mode == "append" and pipeline.transform is None and pipeline.tombstones != "skip"
+        if not (whole and self._rows.loaded and self._letters.loaded) or self._rows.past_is_known():
+            return
+        for where, held in self._rows.book().held.items():
+            last, position = held.entry.last, held.entry.position
+            if last is None or self._declares(where, position):
+                continue
+            row = Chosen(where, (topic, partition, offset), offsets=(last.offset,))
+            letter = Chosen(where, LETTER_COLUMNS, offsets=(last.offset,))
+            if self._rows.rows([offset], row).num_rows or self._letters.rows(["offset"], letter).num_rows:
+                continue
+            raise ConfigError(
+                f"table {self._rows.shown} has no row and no dead letter of the last record that was claimed of "
+                f"{where.topic}/{where.partition}, offset {last.offset}, and its log no longer has the commits since "
+                "then: it was probably restored or rolled back",
+                advice="Audit the table. If rows are missing, give the pipeline a new name and a new table, or bring "
+                "the table forward again. If that row was removed on purpose, confirm the position: source.start = "
+                f"{{ {json.dumps(where.topic)} = {{ {where.partition} = {position} }} }}.",
+            )
+
+    def _declares(self, where: TopicPartition, start: int) -> bool:
+        """Whether this very offset was declared as where the partition starts."""
+        declared = self._pipeline.source.start
+        return isinstance(declared, Mapping) and declared.get(where.topic, {}).get(where.partition) == start
 
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         self._shape = shape(fields, self._sink, self._rows, rest=rest)
@@ -187,6 +218,8 @@ class LakeDriver:
         """At the start, and before each commit: others may do to a table what is in no commit's way, and still breaks
         the promise."""
         _refuse_rolled_back(table)
+        if table is self._rows:
+            self._refuse_lost_rows()
         wanted, mode = (self._shape, self._sink.mode) if table is self._rows else (GRAVES, "upsert")
         basis = table.basis()
         if wanted is not None and basis != self._checked.get(table.shown):

@@ -154,6 +154,9 @@ class LakeTable(Protocol):
     def rolled_back(self) -> str:
         """How the table went back behind our last commit; nothing if it did not."""
 
+    def past_is_known(self) -> bool:
+        """Whether ``rolled_back`` can tell: every version since our last commit can still be looked at."""
+
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add columns, all nullable, and load."""
 
