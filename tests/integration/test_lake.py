@@ -987,9 +987,6 @@ def test_a_record_of_any_timestamp(b: Bench, monkeypatch: pytest.MonkeyPatch) ->
     assert [(one.offset, one.timestamp_ms) for one in found] == [(n, stamps[n % 5]) for n in (3, 4, 5, 6, 7, 8, 9)]
     assert redrive(wider(b), Selection(), no_spark) == Redriven(written=3, still_dead=4)
     assert b.ids() == [0, 1, 2, 5, 6, 7]
-    for offset in ("3", "9"):
-        shown = CliRunner().invoke(main, ["dead-letters", "show", f"{b.folder}/{b.name}.toml", "records", "0", offset])
-        assert f"timestamp {stamps[int(offset) % 5]} ms" in shown.output
 
 
 def test_a_partition_text_that_no_folder_can_have_as_its_name(bench: Make) -> None:
