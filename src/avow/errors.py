@@ -12,6 +12,7 @@
     │   └── TooManyDeadLetters exit 14 more bad records than dead_letters.max_share allows
     ├── SinkError             exit 5   the sink did not do what was asked, and trying again did not help
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
+    │   ├── PositionBehind    -        the ledger has lost claims: begin again from where it stands
     │   └── Superseded        exit 13  a newer run owns the pipeline
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
@@ -89,6 +90,11 @@ class SinkError(AvowError):
 
 class PositionMoved(SinkError):
     """Another attempt claimed first. Not a failure: read the position again and judge the range anew."""
+
+
+class PositionBehind(SinkError):
+    """The ledger stands before what was planned: it has lost claims that were made (a standby was promoted that lacked
+    them), and the rows with them. Nothing was written: another attempt begins where the ledger stands."""
 
 
 class Superseded(SinkError):

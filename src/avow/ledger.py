@@ -19,7 +19,7 @@ position               the task
 == from                goes on with the whole range
 between from and until drops what is below the position, goes on with the rest
 >= until               has nothing to do: a replay
-< from                 stops: a gap would lose records (``ProtocolViolation``)
+< from                 stops: a gap would lose records (``PositionBehind``)
 =====================  =================================================================
 
 ``until`` is the planned end, never "the last record seen + 1": a range that ends on transaction markers or
@@ -43,6 +43,7 @@ from dataclasses import dataclass, replace
 from avow.errors import (
     ConfigError,
     LogTruncated,
+    PositionBehind,
     PositionMoved,
     ProtocolViolation,
     RetentionLoss,
@@ -207,10 +208,11 @@ def check_topic(what: str, known_id: str, topic_id: str) -> None:
 def judge(position: int, planned: OffsetRange) -> OffsetRange:
     """The part of a planned range that is still to be done. Empty for a replay."""
     if position < planned.start:
-        raise ProtocolViolation(
+        raise PositionBehind(
             f"{planned} was planned, but the ledger's position is {position}: "
             f"claiming it would pass over {planned.start - position} offsets",
-            advice="Nothing was written. Start the pipeline again: a run always plans from the ledger.",
+            advice="Nothing was written. The sink has lost claims (a failover to a standby that lacked them, or a "
+            "restored backup). Start the pipeline again: a run always plans from the ledger.",
         )
     return replace(planned, start=min(position, planned.until))
 

@@ -36,7 +36,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from avow import ledger
-from avow.errors import PositionMoved, ProtocolViolation, Superseded
+from avow.errors import PositionBehind, PositionMoved, Superseded
 from avow.guarantee import Act, Anomaly, Guarantee
 from avow.ledger import Counts, Entry, LogView, OffsetRange
 
@@ -90,7 +90,7 @@ class World(NamedTuple):
     claims: tuple[OffsetRange, ...] = ()  # all that was claimed, adjacent claims joined
     batches: frozenset[int] = frozenset()  # the batch numbers claimed
     drivers: tuple[Driver, ...] = ()
-    gap: bool = False  # a driver that planned from the ledger met a ProtocolViolation
+    gap: bool = False  # a driver that planned from the ledger met a PositionBehind
     early: bool = False  # an attempt ended well, but its range was not claimed
     attempts: tuple[Attempt, ...] = ()
 
@@ -216,10 +216,10 @@ def _read(world: World, attempt: Attempt, who: str) -> tuple[str, World]:
     label = f"{who} reads position {position}"
     try:
         rest = rules.judge(position, attempt.planned)
-    except ProtocolViolation:
+    except PositionBehind:
         gap = world.gap or not world.drivers[attempt.driver].foreign
         after = _stop(_without(world, attempt), attempt.driver)._replace(gap=gap)
-        return f"{label}, stops: ProtocolViolation", after
+        return f"{label}, stops: PositionBehind", after
     rest = replace(rest, until=rules.until(rest, world.scene.records(rest.start, rest.until)))
     if not rest:
         return f"{label}, has nothing to do", _done(world, attempt)
@@ -374,7 +374,7 @@ INVARIANTS: Mapping[str, Callable[[World], bool]] = MappingProxyType(
         "claims are contiguous from the adopted start": _contiguous,
         "only visible records from the start on are written": _only_visible,
         "a range that is done lies below the position": lambda w: not w.early,
-        "only a foreign plan meets ProtocolViolation": lambda w: not w.gap,
+        "only a foreign plan meets PositionBehind": lambda w: not w.gap,
         "counts agree with the records claimed": _counted,
     }
 )

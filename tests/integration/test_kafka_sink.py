@@ -23,7 +23,7 @@ from tests.kafka_stage import Read, Stage, as_read, delivered, read
 from avow.audit.auditor import _Audit
 from avow.audit.kafka import KafkaReading, _records
 from avow.engines.redrive import redrive
-from avow.errors import ConfigError, ProtocolViolation, SinkError, Superseded, TopicRecreated
+from avow.errors import ConfigError, PositionBehind, SinkError, Superseded, TopicRecreated
 from avow.kafka import log, metadata
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import Cluster
@@ -104,7 +104,7 @@ def test_replay_overlap_and_gap(stage: Make) -> None:
     s.deliver(pipeline, run, 0, 50)
     assert not s.deliver(pipeline, run, 0, 50).done, "a replay has nothing to do"
     assert s.deliver(pipeline, run, 30, 80).done == OffsetRange(s.source, 0, 50, 80)
-    with pytest.raises(ProtocolViolation, match="pass over"):
+    with pytest.raises(PositionBehind, match="pass over"):
         s.deliver(pipeline, run, 90, 100)
     s.deliver(pipeline, run, 80, 100)
     assert origins(s.out()) == list(range(100))

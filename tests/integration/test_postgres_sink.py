@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 from tests.fix_sinks import SCHEMA, TOPIC, Bench, batch, record
 
+from avow.clients.ledgered import Transaction
+from avow.engines.driver import STOPS
 from avow.engines.task import REFUSED, decode_batch
-from avow.errors import ConfigError
+from avow.errors import ConfigError, PositionBehind
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
+from avow.local.cluster import PortPicker
 from avow.settings import Pipeline, Postgres
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import Refusal, Remarking, Selection
-from avow.sinks.postgres import PostgresTask
+from avow.sinks.postgres import PostgresTask, Store
+from avow.sinks.postgres.session import Session, cached, with_keepalive
+from avow.sinks.postgres.store import application
 
 MODES = ["append", "dedupe", "upsert"]
 
@@ -146,8 +158,6 @@ def test_hundreds_of_refused_rows(b: Bench, mode: str, count: int) -> None:
 
 def test_what_a_refused_row_costs(b: Bench) -> None:
     """Rows are sent again no more often than the logarithm of how many are refused."""
-    from avow.sinks.postgres.session import Session
-
     sent: list[int] = []
     copy = Session.copy
 
@@ -393,3 +403,141 @@ def test_a_wrong_password_or_database_is_not_tried_again(b: Bench) -> None:
         driver_sink(as_user(pipeline(b), b._url.rpartition("/")[0] + "/nowhere"))
     with pytest.raises(ConfigError, match='role "nobody-at-all" does not exist'):
         driver_sink(as_user(pipeline(b), b._url.replace("postgres@", "nobody-at-all:hidden@"))).prepare()
+
+
+# Poolers, failovers and other people's sessions
+
+
+def set_by_session(session: Session) -> list[str]:
+    """What was SET, outside of any transaction."""
+    with session.reader("SELECT name FROM pg_settings WHERE source = 'session'") as reader:
+        return list(reader.read_all().column(0).to_pylist())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_set_beyond_a_transaction(b: Bench, mode: str) -> None:
+    """A pooler gives the server's connection to somebody else behind each transaction."""
+    declared = pipeline(b, mode)
+    with b.run(declared) as run:
+        assert isinstance(run.store, Store)
+        run.deliver({0: [record(0)]})
+        task = cached(b._url, application(b.name, 1))
+        assert set_by_session(run.store._session) == set_by_session(task) == []
+        assert task.query("SHOW application_name") == [(application(b.name, 1),)]  # inside one
+        assert task.query("SHOW lock_timeout") == [("1min",)]
+
+
+def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
+    assert with_keepalive("postgresql://h/d") == (
+        "postgresql://h/d?keepalives_idle=30&keepalives_interval=10&keepalives_count=3&tcp_user_timeout=60000"
+    )
+    own = "postgresql://h/d?keepalives_idle=5&tcp_user_timeout=1000"
+    assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3"
+
+
+@pytest.fixture
+def pooled(b: Bench) -> Iterator[str]:
+    """A URL through PgBouncer, where there is one, with a single connection to the server for everybody."""
+    program = shutil.which("pgbouncer")
+    if program is None:
+        pytest.skip("no pgbouncer here: test_nothing_is_set_beyond_a_transaction looks at the statements themselves")
+    at = urlsplit(b._url)
+    port = PortPicker().free()
+    folder = Path(tempfile.mkdtemp(prefix="avow-test-"))  # that another user can read
+    folder.chmod(0o755)
+    (folder / "users").write_text('"postgres" ""\n')
+    (folder / "ini").write_text(
+        f"[databases]\npostgres = host={at.hostname} port={at.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {folder}/users\n"
+        "pool_mode = transaction\ndefault_pool_size = 1\n"
+    )
+    arguments = ["-u", "nobody"] if os.getuid() == 0 else []
+    child = subprocess.Popen([program, *arguments, folder / "ini"], stderr=subprocess.DEVNULL)
+    try:
+        url = b._url.replace(f":{at.port}/", f":{port}/")
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                psycopg.connect(url, prepare_threshold=None).close()
+                break
+            except psycopg.OperationalError:
+                assert child.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield url
+    finally:
+        child.terminate()
+        child.wait(20)
+        shutil.rmtree(folder)
+
+
+def test_behind_a_pooler_nothing_of_ours_stays_on_its_connections(b: Bench, pooled: str) -> None:
+    declared = as_user(pipeline(b, "upsert"), pooled)
+    with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as other, b.run(declared) as run:
+        for n in range(5):
+            run.deliver({0: [record(n), None], 1: [record(10 + n)]}, keys={0: [b"1", b"1"]})
+            found = other.execute(
+                "SELECT name FROM pg_settings WHERE source = 'session' AND name <> 'application_name'"
+            )
+            assert found.fetchall() == []
+            shown = other.execute("SHOW application_name").fetchone()
+            assert shown is not None
+            assert "avow" not in shown[0]
+        with b.run(declared) as newer:  # and nobody else's connection is ended by the next run
+            newer.deliver({0: [record(5)]})
+        assert other.execute("SELECT 1").fetchone() == (1,)
+    assert b.ids() == [0, 2, 3, 4, 5, *range(10, 15)]
+
+
+def test_only_sessions_that_are_ours_and_in_the_way_are_ended(b: Bench) -> None:
+    declared = pipeline(b)
+    with b.run(declared):
+        pass
+    ours = application(b.name, 1)
+    sql_ = "SELECT FROM avow.ledger FOR UPDATE"
+    with (
+        psycopg.connect(b._url, application_name=ours) as zombie,
+        psycopg.connect(b._url, application_name=ours, autocommit=True) as idle,
+        psycopg.connect(b._url, application_name=ours) as elsewhere,
+        psycopg.connect(b._url, application_name=f"{ours}x") as named_alike,
+        psycopg.connect(b._url.rpartition("/")[0] + "/template1", application_name=ours) as other_database,
+    ):
+        zombie.execute(sql_)
+        elsewhere.execute("SELECT 1")
+        named_alike.execute("SELECT count(*) FROM avow.ledger")
+        other_database.execute("SELECT 1")
+        with b.run(declared) as run:
+            assert run.number == 2
+        for connection in (idle, elsewhere, named_alike, other_database):
+            connection.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError):
+            zombie.execute("SELECT 1")
+
+
+def test_claims_that_a_failover_has_lost_are_made_again(b: Bench) -> None:
+    """A standby is promoted that lacks the last commits: the ledger and the rows are both as they were before."""
+    with b.run() as run:
+        run.deliver({0: [record(n) for n in range(5)]})
+        run.deliver({0: [record(n) for n in range(5, 10)]})
+        back = (
+            f"UPDATE avow.ledger SET position = 5, read = 5, written = 5 WHERE pipeline = '{b.name}' AND partition = 0"
+        )
+        claims = f"DELETE FROM avow.claims WHERE pipeline = '{b.name}' AND from_offset >= 5"
+        sql(b, "DELETE FROM TABLE_ WHERE _kafka_offset >= 5", back, claims)
+        with pytest.raises(PositionBehind, match="would pass over 5 offsets") as found:
+            run.deliver({0: [record(10)]}, starts={0: 10})
+        assert not isinstance(found.value, tuple(STOPS.values())), "another attempt is made"
+    with b.run() as run:
+        run.deliver({0: [record(n) for n in range(run.position(), 11)]})
+    assert b.ids() == [*range(11)]
+
+
+def test_idempotency_keys_that_are_alike_but_not_the_same(b: Bench) -> None:
+    with b.run():
+        pass
+    keys: list[bytes | str] = [b"\xff", b"\\xff", "\\xff\\", b"\\\\xff", b"\0", "\\x00", "ÿ", b"\xc3\xbf\xff"]
+    with psycopg.connect(b._url) as connection:
+        tx = Transaction(b.name, 1, 0, connection, Entry(0, "id", 1), OffsetRange(TOPIC, 0, 0, 0), [])
+        assert [tx.first_time(key) for key in keys] == [True] * len(keys)
+        assert [tx.first_time(key) for key in keys] == [False] * len(keys)
+        assert not tx.first_time("ÿ".encode())

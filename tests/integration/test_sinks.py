@@ -16,7 +16,7 @@ from tests.fix_sinks import Bench, batch, record
 from avow.engines import task
 from avow.engines.redrive import Redriven, redrive
 from avow.engines.task import REFUSED
-from avow.errors import PositionMoved, ProtocolViolation, Superseded, TooManyDeadLetters
+from avow.errors import PositionBehind, PositionMoved, Superseded, TooManyDeadLetters
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
 from avow.settings import Mode, Pipeline
@@ -164,7 +164,7 @@ def test_an_overlap_is_written_once(b: Bench, guarantee: str) -> None:
 def test_a_gap_is_refused(b: Bench, guarantee: str) -> None:
     with b.run(b.pipeline(guarantee)) as run:
         run.deliver({0: [record(0)]})
-        with pytest.raises(ProtocolViolation, match="would pass over 1 offsets"):
+        with pytest.raises(PositionBehind, match="would pass over 1 offsets"):
             run.deliver({0: [record(2)]}, starts={0: 2})
         assert run.position() == 1
     assert b.ids() == [0]
@@ -192,7 +192,7 @@ def test_a_range_that_no_task_claims(b: Bench) -> None:
         run.store.claim(OffsetRange("records", 0, 1, 7), run.number, 1)  # again: nothing
         run.store.claim(OffsetRange("records", 0, 7, 9), run.number, 1, Counts(2, skipped=2))
         assert (run.position(), run.counts()) == (9, Counts(3, 1, 0, 2))
-        with pytest.raises(ProtocolViolation):
+        with pytest.raises(PositionBehind):
             run.store.claim(OffsetRange("records", 0, 10, 11), run.number, 1)
 
 

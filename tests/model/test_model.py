@@ -64,7 +64,7 @@ def test_a_foreign_checkpoint_ends_in_a_protocol_violation_with_nothing_written(
             assert after.position == 1
             waiting += {after} - seen
             seen.add(after)
-    assert "stops: ProtocolViolation" in ends
+    assert "stops: PositionBehind" in ends
     assert "has nothing to do" not in ends
 
 

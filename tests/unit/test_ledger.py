@@ -12,6 +12,7 @@ from avow.errors import (
     AvowError,
     ConfigError,
     LogTruncated,
+    PositionBehind,
     PositionMoved,
     ProtocolViolation,
     RetentionLoss,
@@ -95,7 +96,7 @@ def test_what_is_left_of_the_range_10_to_20(position: int, rest: tuple[int, int]
 
 
 def test_a_gap_stops_and_says_how_much_it_would_lose() -> None:
-    with pytest.raises(ProtocolViolation) as caught:
+    with pytest.raises(PositionBehind) as caught:
         judge(7, span(10, 20))
     assert "payments/2 [10, 20)" in str(caught.value)
     assert "position is 7" in str(caught.value)
@@ -265,7 +266,7 @@ ranges = st.tuples(offsets, offsets).map(lambda pair: span(min(pair), max(pair))
 @given(offsets, ranges)
 def test_to_judge_twice_is_to_judge_once(position: int, planned: OffsetRange) -> None:
     if position < planned.start:
-        with pytest.raises(ProtocolViolation):
+        with pytest.raises(PositionBehind):
             judge(position, planned)
         return
     rest = judge(position, planned)
@@ -290,7 +291,7 @@ def test_any_sequence_of_attempts_keeps_the_claims_contiguous_and_the_sums_right
             rest = judge(entry.position, span(first, first + length))
             counts = Counts(read=min(records, len(rest)), skipped=min(records, len(rest)))
             entry = claim(entry, rest, run, counts) if rest else entry
-        except (ProtocolViolation, Superseded):
+        except (PositionBehind, Superseded):
             continue
         if rest:
             claimed.append(rest)

@@ -16,6 +16,7 @@ from rich.pretty import pretty_repr
 
 from avow.cli import main
 from avow.errors import ConfigError
+from avow.kafka.connect import strike
 from avow.plan import load_checked, plan
 from avow.settings import Pipeline, Postgres, Section, load, revealed
 
@@ -271,3 +272,9 @@ def test_pydantics_own_error_does_not_echo_its_input() -> None:
         Postgres.model_validate({"kind": "postgres", "url": "mysql://me:hunter2@db", "table": 5, "pass": "hunter2"})
     assert NEEDLE not in str(refused.value)
     assert NEEDLE not in repr(refused.value)
+
+
+def test_only_what_may_be_a_secret_is_struck_out() -> None:
+    text = "SASL authentication error: SSL handshake of SASL_SSL failed for hunter2 (after 5000ms)"
+    struck = strike(["SASL_SSL", "PLAIN", "hunter2", "me"], text)
+    assert struck == text.replace("hunter2", "***")

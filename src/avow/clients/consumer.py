@@ -374,6 +374,8 @@ class Consumer:
         try:
             with tx.connection.transaction():
                 handler(record, tx)
+                # A deferred constraint that this record violates must fail here, and not at the commit.
+                tx.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         except psycopg.Error as error:
             if tx.connection.closed:
                 raise _Broken from error  # that is not the record's fault

@@ -217,7 +217,7 @@ class LedgerKeeping:
             except SinkError as error:
                 self.failed(error)
                 self._reopen()
-        self._disconnect()  # the next connection has the new run's name, by which others can end it
+        self._disconnect()
         return {where: self._driver.positions[where] for where in ours}
 
     def _reopen(self) -> None:
@@ -283,8 +283,10 @@ class LedgerKeeping:
         """Over what of the batch is not claimed yet."""
         where, run = batch.where, self._driver.run
         connection = self._connected()
+        name = self._pipeline.name
         with connection.transaction():
-            name = self._pipeline.name
+            # Local to the transaction, as in ``session``.
+            connection.execute(session.local_settings(store.application(name, run), self._longest_s))
             (entry,) = store.read_entries(_Queries(connection), name, [where], lock=True)
             ledger.check_fence(entry, run)
             todo = ledger.judge(entry.position, OffsetRange(where.topic, where.partition, batch.start, batch.until))
@@ -300,16 +302,13 @@ class LedgerKeeping:
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             self._disconnect()
-            name = store.application(self._pipeline.name, self._driver.run)
             try:
-                self._connection = psycopg.connect(self._url, autocommit=True, application_name=name)
+                # Statements are not prepared: behind a pooler the next one may reach another server process.
+                self._connection = psycopg.connect(
+                    session.with_keepalive(self._url), autocommit=True, prepare_threshold=None
+                )
             except psycopg.Error as error:
-                # The address may hold a password, and stands in what libpq says.
-                raise SinkError(
-                    f"PostgreSQL does not let us in: {session.without_url(str(error), self._url)}"
-                ) from None
-            self._connection.execute(f"SET idle_in_transaction_session_timeout = '{self._longest_s:.0f}s'")
-            self._connection.execute(f"SET lock_timeout = '{session.LOCK_WAIT_S}s'")
+                raise session.connect_error(str(error), self._url) from None
         return self._connection
 
     def _disconnect(self) -> None:

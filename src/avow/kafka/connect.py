@@ -199,9 +199,14 @@ def _complains(name: str, value: str, text: str) -> bool:
     return False
 
 
+# Values of settings that hide nothing, and that Kafka's messages are full of.
+_PUBLIC = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "PLAIN", "GSSAPI", "OAUTHBEARER", "TRUE", "FALSE", "NONE"}
+_PUBLIC |= {"SCRAM-SHA-256", "SCRAM-SHA-512", "HTTPS", "DEFAULT", "OIDC", "ALL", "READ_COMMITTED", "EARLIEST", "LATEST"}
+
+
 def strike(values: Iterable[str], text: str) -> str:
-    """The text with every value, and every word that stands in one, struck out."""
-    known = sorted(filter(None, values), key=len, reverse=True)
+    """The text with every value that may be a secret, and every word that stands in one, struck out."""
+    known = sorted((value for value in values if value and value.upper() not in _PUBLIC), key=len, reverse=True)
     for value in known:
         text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
     hide = re.compile(r"[^\s\"'`:,=]{3,}")

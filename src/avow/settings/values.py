@@ -303,9 +303,26 @@ def postgres_url(value: SecretStr) -> SecretStr:
         refuse("is not a PostgreSQL URL", allowed)
     if has_control(url) or " " in url:
         refuse("holds a space or a control character", f"{allowed}; other characters as %XX")
+    _check_as_libpq_reads_it(url.partition("://")[2])
     if any(climbs(path) for _, path in parse_qsl(parts.query)):
         refuse("holds a path with ..", "paths without ..")
     return value
+
+
+def _check_as_libpq_reads_it(rest: str) -> None:
+    """A password with a character that ends it is read as a host or a port, and libpq's message then shows it."""
+    escaped = "in a password: @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, % as %25"
+    base, _, _ = rest.partition("?")
+    authority, _, path = base.partition("/")
+    who, at, hosts = authority.rpartition("@")
+    if "@" in who or "@" in path:
+        refuse("has more than one @, or one behind a /: the password is not escaped", escaped)
+    if re.search("%(?![0-9A-Fa-f]{2})", rest):
+        refuse("has a % without two hexadecimal digits: the password is not escaped", escaped)
+    for host in (hosts if at else authority).split(","):
+        port = re.sub(r"^\[[^]]*\]", "", host).partition(":")[2]
+        if port and not (port.isascii() and port.isdigit()):
+            refuse("has a port that is not a number, or a password that is not escaped", escaped)
 
 
 _PATH_NAME = re.compile("(location|dir|directory|path|file|jar|archive)s?$", re.I)

@@ -54,7 +54,7 @@ class Session:
             self._connection = AdbcConnection(self._database)
         except DatabaseError as error:
             raise connect_error(str(error), url) from None
-        self._settings = local_settings(application, IDLE_IN_TRANSACTION_S)
+        self.application = application  # the name of the next transactions
         self._in_transaction = False
 
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
@@ -110,7 +110,7 @@ class Session:
             statement.close()
 
     def begin(self, how: str = "") -> None:
-        self.run(f"BEGIN {how}; {self._settings}")
+        self.run(f"BEGIN {how}; {local_settings(self.application, IDLE_IN_TRANSACTION_S)}")
         self._in_transaction = True
 
     def commit(self) -> None:
@@ -282,6 +282,7 @@ def cached(url: str, application: str) -> Session:
     key = (os.getpid(), url)
     if key not in _sessions:
         _sessions[key] = Session(url, application)
+    _sessions[key].application = application
     return _sessions[key]
 
 
