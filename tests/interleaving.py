@@ -10,7 +10,8 @@ after a restart that delivers the rest and a redrive that brings in all dead let
 given up.
 
 ``python -m tests.interleaving --preemptions 2 --random 500`` is the long run; a failure prints the schedule, and
-``--play`` plays one again.
+``--play`` plays one again. With ``--postgres URL`` an actor waits before the statements of its transactions, and one
+that waits for a lock of another is no choice until it has it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -52,6 +54,8 @@ from avow.sinks.lake import driver, upkeep
 from avow.sinks.lake.book import from_json
 from avow.sinks.lake.driver import LETTER_COLUMNS
 from avow.sinks.lake.files import path_of
+from avow.sinks.postgres import session
+from avow.sinks.postgres.session import Session
 from tests.fix_sinks import TOPIC, Bench, Runner, iceberg_table, record
 
 Place = tuple[int, int]  # partition and offset of a record
@@ -87,6 +91,7 @@ class Actor:
     killed: bool = False
     ended: bool = False
     error: BaseException | None = None
+    connections: list[Session] = field(default_factory=list)
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     back: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -100,7 +105,8 @@ class Actor:
             if not self.killed:
                 self.work()
         except Killed:
-            pass
+            for connection in self.connections:
+                connection.close()  # as the kernel does
         except BaseException as error:  # noqa: BLE001 - it is judged by the contract
             self.error = error
         self.ended = True
@@ -113,34 +119,58 @@ class Actor:
         if self.killed:
             raise Killed
 
-    def step(self) -> None:
-        """Let it go on up to its next point."""
-        self.go.release()
-        if not self.back.acquire(timeout=HUNG_S):
-            raise TimeoutError(f"actor {self.name} hangs behind {self.waits_before}")
-
 
 _HERE = threading.local()
+
+
+# In PostgreSQL: where transactions begin and end, and every statement on avow's own tables.
+STATEMENTS = re.compile(r"(BEGIN|COMMIT|LOCK)\b|.*\bavow\.(ledger|dead_letters|runs|claims)\b", re.DOTALL)
 
 
 @contextmanager
 def points() -> Iterator[None]:
     """Let actors wait at every point. What a library does inside of one is not another."""
+    sessions: dict[tuple[int, str], Session] = {}
+    connect = Session.__init__
+
+    def cached(url: str, application: str) -> Session:
+        """As in a process of its own."""
+        key = (threading.get_ident(), url)
+        sessions[key] = sessions.get(key) or Session(url, application)
+        return sessions[key]
+
+    def opened(self: Session, url: str, application: str) -> None:
+        if actor := getattr(_HERE, "actor", None):
+            actor.connections.append(self)
+        connect(self, url, application)
+
+    def forget(url: str) -> None:
+        if found := sessions.pop((threading.get_ident(), url), None):
+            found.close()
+
     with pytest.MonkeyPatch.context() as patched:
         for owner, name, kind in POINTS:
             patched.setattr(owner, name, _waiting(getattr(owner, name), kind))
+        for name in ("run", "query", "run_many"):
+            patched.setattr(Session, name, _waiting(getattr(Session, name), "statement", STATEMENTS))
+        patched.setattr(Session, "copy", _waiting(Session.copy, "statement"))
+        patched.setattr(Session, "__init__", opened)
+        patched.setattr(session, "cached", cached)
+        patched.setattr(session, "forget", forget)
         # Refused commits are tried again at once: the order is the schedule's.
         patched.setattr(driver, "PAUSE_S", 0.0)
         patched.setattr(iceberg, "PAUSE_S", 0.0)
         yield
+    for one in sessions.values():
+        one.close()
 
 
-def _waiting(real: Callable[..., Any], kind: str) -> Callable[..., Any]:
+def _waiting(real: Callable[..., Any], kind: str, statements: re.Pattern[str] | None = None) -> Callable[..., Any]:
     def waiting(*arguments: Any, **more: Any) -> Any:
         actor: Actor | None = getattr(_HERE, "actor", None)
-        if actor is None:
+        if actor is None or (statements is not None and not statements.match(arguments[1])):
             return real(*arguments, **more)
-        actor.give_way(f"{kind} {real.__name__}")
+        actor.give_way(f"{kind} {arguments[1][:70] if statements else real.__name__}")
         _HERE.actor = None
         try:
             return real(*arguments, **more)
@@ -178,26 +208,43 @@ class Cast:
     work: Mapping[str, Callable[[], object]]
     mortal: Sequence[str] = ()
 
-    def play(self, choose: Choose, steps: list[Step]) -> bool:
+    def play(self, choose: Choose, steps: list[Step], stuck: Callable[[], int] = lambda: 0) -> bool:
         """One schedule, noted in ``steps``. Raises where an actor ends as it never may: a run may be superseded, and a
-        redrive or a compaction may ask to be repeated. False if one did, or was killed."""
+        redrive or a compaction may ask to be repeated. False if one did, or was killed. ``stuck``: how many actors wait
+        for a lock of another's; they are no options until they have it."""
         actors = {name: Actor(name, function) for name, function in self.work.items()}
         for actor in actors.values():
             actor.start()
-        current = ""
-        while going := [name for name, actor in actors.items() if not actor.ended]:
+        current, out = "", set[str]()
+        while any(not actor.ended for actor in actors.values()):
+            going = [name for name, actor in actors.items() if not actor.ended and name not in out]
+            if not going:  # a lock is given up a moment after its holder was killed, or by a time-out
+                out = _settled(actors, out, lambda: 0)
+                continue
             kills = [f"kill {name}" for name in self.mortal if name in going and actors[name].waits_before != "begin"]
             options = (*going, *kills)
             chosen = choose(steps, options, current)
             actor = actors[chosen.removeprefix("kill ")]
             steps.append(Step(options, current, chosen, actor.waits_before))
             actor.killed = chosen.startswith("kill ")
-            actor.step()
+            actor.go.release()
+            out = _settled(actors, out | {actor.name}, stuck)
             current = chosen
         for actor in actors.values():
             if actor.error is not None and not isinstance(actor.error, SinkError | Superseded | PositionMoved):
                 raise Broken(f"{actor.name} ended with {type(actor.error).__name__}: {actor.error}") from actor.error
         return not any(actor.killed or actor.error for actor in actors.values())
+
+
+def _settled(actors: Mapping[str, Actor], out: set[str], stuck: Callable[[], int]) -> set[str]:
+    """Wait until whoever has gone on is at its next point, or waits for a lock. Who those are."""
+    deadline = time.monotonic() + HUNG_S
+    while out := {name for name in out if not actors[name].back.acquire(timeout=0.02)}:
+        if stuck() >= len(out):
+            break
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{out} hang behind {[actors[name].waits_before for name in out]}")
+    return out
 
 
 @dataclass(frozen=True)
@@ -274,19 +321,29 @@ class World:
     """The two tables of one pipeline as a run left them, brought back before every schedule."""
 
     def __init__(self, kind: str, folder: Path, scenario: str) -> None:
-        self._bench = Bench(kind, folder / "now")
-        self._base = folder / "base"
         self.scenario = SCENARIOS[scenario]
+        self._base = folder / "base"
+        self._begin(Bench(kind, folder / "now"))
+        if self.scenario.interrupted:
+            self._interrupt_redrive()
+        shutil.copytree(self._bench.folder, self._base)
+
+    def _begin(self, bench: Bench) -> None:
+        self._bench = bench
         lines = [f'mode = "{self.scenario.mode}"', *(['key = ["id"]'] if self.scenario.mode != "append" else [])]
-        self.strict = self._bench.pipeline(self.scenario.guarantee, *lines)
+        self.strict = bench.pipeline(self.scenario.guarantee, *lines)
         decode = self.strict.decode.model_copy(update={"unknown_fields": "ignore"})
         self.lenient = self.strict.model_copy(update={"decode": decode})
         with Runner(self.strict, member=[0]) as run:
             for start in range(0, BEFORE, 2):
                 run.deliver({0: values(0, start, start + 2)})
-        if self.scenario.interrupted:
-            self._interrupt_redrive()
-        shutil.copytree(self._bench.folder, self._base)
+
+    def _restore(self) -> None:
+        shutil.rmtree(self._bench.folder)
+        shutil.copytree(self._base, self._bench.folder)
+
+    def _stuck(self) -> int:
+        return 0  # nobody waits for a lock
 
     def _interrupt_redrive(self) -> None:
         """One that has marked its dead letters, and was killed then."""
@@ -341,13 +398,12 @@ class World:
 
     def play(self, choose: Choose) -> tuple[str, list[Step]]:
         """One schedule, and what is wrong after it; nothing if the contract was kept."""
-        shutil.rmtree(self._bench.folder)
-        shutil.copytree(self._base, self._bench.folder)
+        self._restore()
         self._claimed, self._theirs = Counter({0: BEFORE}), 0
         steps: list[Step] = []
         try:
             with points():
-                whole = self.scenario.cast(self).play(choose, steps)
+                whole = self.scenario.cast(self).play(choose, steps, self._stuck)
             self.check()
             if not whole:
                 self._finish()
@@ -374,11 +430,10 @@ class World:
         rows, letters = (self._read(suffix) for suffix in ("", "_dead_letters"))
         if (theirs := rows.pop(THEIRS, 0)) != self._theirs:
             raise Broken(f"somebody else has put {self._theirs} rows there, and there are {theirs}")
-        with sinks.dead_letters(self.strict) as listing:
-            listed = Counter((letter.partition, letter.offset) for letter in listing.select(Selection(), 1_000))
         held = self._held()
+        listed = self._listed(held)
         for partition, claimed in self._claimed.items():
-            position = held[TopicPartition(TOPIC, partition)].entry.position if claimed else 0
+            position = _position(held, partition)
             if position < claimed:
                 raise Broken(f"the position of {partition} is {position}, and {claimed} was claimed")
         for where, one in held.items():
@@ -388,15 +443,17 @@ class World:
                 if not self._is_kept(rows[at], listed[at]) or (listed[at] and not offset % 2):
                     raise Broken(f"{at} is claimed, and there are {rows[at]} rows and {listed[at]} dead letters of it")
             self._check_counts(one, *(len([at for at in some if at[0] == partition]) for some in (rows, listed)))
-        early = [at for at in listed if at[1] >= held[TopicPartition(TOPIC, at[0])].entry.position]
-        if self.scenario.guarantee != "at-least-once":
-            early += [at for at in rows if at[1] >= held[TopicPartition(TOPIC, at[0])].entry.position]
-        if early:
+        unclaimed = listed if self.scenario.guarantee == "at-least-once" else rows + listed
+        if early := [at for at in unclaimed if at[1] >= _position(held, at[0])]:
             raise Broken(f"rows or listed dead letters of records that nobody has claimed: {early}")
         if twice := [at for at, number in letters.items() if number > 1]:
             raise Broken(f"dead letters that are in their table twice: {twice}")
         self._check_history()
         return listed, letters
+
+    def _listed(self, held: Mapping[TopicPartition, Held]) -> Counter[Place]:  # noqa: ARG002 - listed is what is claimed
+        with sinks.dead_letters(self.strict) as listing:
+            return Counter((letter.partition, letter.offset) for letter in listing.select(Selection(), 1_000))
 
     def _is_kept(self, rows: int, letters: int) -> bool:
         """Of a record that is claimed: what there is of it."""
@@ -474,6 +531,66 @@ class World:
                 yield numbers
 
 
+class PostgresWorld(World):
+    """The same in PostgreSQL: a table, a pipeline and a ledger of its own for every schedule. There a superseded run
+    may still write under at-least-once, dead letters too; and an unclaimed dead letter is listed."""
+
+    def __init__(self, url: str, folder: Path, scenario: str) -> None:
+        self.scenario = SCENARIOS[scenario]
+        self._url, self._folder = url, folder
+        self._connection = psycopg.connect(url, autocommit=True)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _restore(self) -> None:
+        self._begin(Bench("postgres", self._folder, self._url))
+
+    def _stuck(self) -> int:
+        found = self._connection.execute("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted").fetchone()
+        return int(found[0]) if found else 0
+
+    def _held(self) -> Mapping[TopicPartition, Held]:
+        with sinks.driver_sink(self.strict) as store:
+            return store.look()
+
+    def _listed(self, held: Mapping[TopicPartition, Held]) -> Counter[Place]:
+        found = super()._listed(held)
+        if self.scenario.guarantee != "at-least-once":
+            return found
+        return Counter({at: n for at, n in found.items() if at[1] < _position(held, at[0])})
+
+    def _is_kept(self, rows: int, letters: int) -> bool:
+        return rows + letters >= 1 if self.scenario.guarantee == "at-least-once" else super()._is_kept(rows, letters)
+
+    def _check_counts(self, held: Held, rows: int, letters: int) -> None:
+        if self.scenario.guarantee != "at-least-once":
+            super()._check_counts(held, rows, letters)
+
+    def _read(self, suffix: str) -> Counter[Place]:
+        if suffix:
+            found = [at[:2] for at in self._bench.letters()]
+        else:
+            found = [(row["_kafka_partition"], row["_kafka_offset"]) for row in self._bench.rows()]
+        return Counter(found)
+
+    def _check_history(self) -> None:
+        """Claims are contiguous."""
+        claims = self._connection.execute(
+            "SELECT partition, from_offset, until_offset FROM avow.claims WHERE pipeline = %s ORDER BY 1, 2",
+            (self.strict.name,),
+        )
+        ends: Counter[int] = Counter()
+        for partition, start, until in claims:
+            if start != ends[partition]:
+                raise Broken(f"partition {partition} was claimed up to {ends[partition]}, and then from {start} on")
+            ends[partition] = until
+
+
+def _position(held: Mapping[TopicPartition, Held], partition: int) -> int:
+    return held[TopicPartition(TOPIC, partition)].entry.position
+
+
 def _marked(steps: Sequence[Step]) -> bool:
     """Whether the first commit was made."""
     return any(step.point.startswith("commit") for step in steps)
@@ -544,6 +661,7 @@ SCENARIOS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Play orders of loads and commits on real local tables.")
     parser.add_argument("--kind", choices=["delta", "iceberg"], nargs="*", default=["delta", "iceberg"])
+    parser.add_argument("--postgres", metavar="URL", help="there instead; not for scenarios with upkeep")
     parser.add_argument("--scenario", choices=list(SCENARIOS), nargs="*", default=list(SCENARIOS))
     parser.add_argument("--preemptions", type=int, default=1)
     parser.add_argument(
@@ -554,9 +672,11 @@ def main() -> None:
     parser.add_argument("--play", help="one schedule, as a failure has printed it")
     told = parser.parse_args()
     failures = 0
-    for kind, scenario in ((kind, scenario) for kind in told.kind for scenario in told.scenario):
+    kinds = ["postgres"] if told.postgres else told.kind
+    for kind, scenario in ((kind, scenario) for kind in kinds for scenario in told.scenario):
         with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-            world, began = World(kind, Path(folder), scenario), time.monotonic()
+            made = PostgresWorld(told.postgres, Path(folder), scenario) if kind == "postgres" else None
+            world, began = made or World(kind, Path(folder), scenario), time.monotonic()
             if told.play:
                 pairs = (part.rpartition("*") for part in told.play.split(","))
                 prefix = [name for name, _, times in pairs for _ in range(int(times))]

@@ -103,8 +103,8 @@ NOTHING = Counts()
 
 
 def redriven(counts: Counts, written: int, skipped: int) -> Counts:
-    """After dead letters of a partition were delivered. Where a claim comes before its write, a crash can leave dead
-    letters that were never counted: these are counted as read now."""
+    """After dead letters of a partition were delivered. A crash between a claim and its write can leave some that were
+    never counted, and so can a superseded run under at-least-once: these are counted as read now."""
     counted = min(counts.dead, written + skipped)
     read = counts.read + written + skipped - counted
     return Counts(read, counts.written + written, counts.dead - counted, counts.skipped + skipped)

@@ -7,12 +7,13 @@ must be caught.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interleaving import SCENARIOS, World, explore
+from tests.interleaving import SCENARIOS, PostgresWorld, World, explore
 
 from avow.sinks.base import DeadLetter, Selection
 from avow.sinks.delta.table import DeltaFormat
@@ -34,6 +35,13 @@ def test_every_order_keeps_the_contract(kind: str, scenario: str, tmp_path: Path
     found = explore(World(kind, tmp_path, scenario), 1, at_most=at_most, walks=walks, seed=SEED)
     assert not found.problem, found.told()
     assert found.schedules == at_most + walks
+
+
+@pytest.mark.parametrize("scenario", ["two redrives", "a redrive beside two members, at-least-once"])
+def test_orders_in_postgres(server: str, scenario: str, tmp_path: Path) -> None:
+    with closing(PostgresWorld(server, tmp_path, scenario)) as world:
+        found = explore(world, 1, at_most=6, walks=2, seed=SEED)
+    assert not found.problem, found.told()
 
 
 def register_without_comparing(monkeypatch: pytest.MonkeyPatch) -> None:

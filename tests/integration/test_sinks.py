@@ -22,7 +22,7 @@ from avow.ledger import Counts, OffsetRange
 from avow.settings import Mode, Pipeline
 from avow.settings.tree import DeadLetters
 from avow.sinks import SINKS, dead_letters, task_sink
-from avow.sinks.base import GLIMPSE_BYTES, CommittingSink, Selection
+from avow.sinks.base import GLIMPSE_BYTES, CommittingSink, Selection, StagingSink
 
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 Make = Callable[..., Bench]
@@ -125,6 +125,27 @@ def test_nested_nan_that_a_transform_makes_is_a_dead_letter(bench: Make) -> None
     with b.run(pipeline) as run:
         run.deliver({0: [f'{{"id":{n},"n":[0.5]}}'.encode() for n in range(4)]})
     assert (b.ids(), b.letters()) == ([0, 2], [(0, 1, REFUSED), (0, 3, REFUSED)])
+
+
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("kafka", marks=pytest.mark.cluster)])
+def test_a_dead_letter_that_nobody_has_counted_is_redriven(bench: Make, kind: str) -> None:
+    """Under at-least-once a superseded run may still write what another one has claimed, and redriven."""
+    b = bench(kind)
+    strict = b.pipeline("at-least-once")
+    lenient = strict.model_copy(update={"decode": strict.decode.model_copy(update={"unknown_fields": "ignore"})})
+    with b.run(strict) as run:
+        run.deliver({0: [record(0), record(1, extra=1)]})
+        with dead_letters(strict) as letters:
+            (letter,) = letters.select(Selection(), 10)
+        assert redrive(lenient, Selection(), pytest.fail) == Redriven(written=1)
+        zombie = task_sink(strict, run.number, run.store.brief())
+        assert not isinstance(zombie, StagingSink)
+        with zombie.act():
+            zombie.bury([letter])
+    assert redrive(lenient, Selection(), pytest.fail) == Redriven(written=1)
+    with b.run(strict) as run:
+        assert run.counts() == Counts(3, 3)
+    assert b.ids() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

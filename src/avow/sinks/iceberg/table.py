@@ -387,6 +387,9 @@ class IcebergFormat:
 
     def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
         rows = self.rows(None, chosen)
+        if not rows.num_rows:
+            self.commit(book, [], name)
+            return
         at = rows.schema.get_field_index("redrive")
         marks = pa.array([redrive] * rows.num_rows, pa.int64())
         with self._transaction(book, name) as (transaction, said):

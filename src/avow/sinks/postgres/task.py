@@ -343,9 +343,11 @@ class PostgresTask:
         )
         if len(gone) != len(letters) or len(letters) != written + skipped:
             raise ProtocolViolation(f"{len(gone)} dead letters of {topic}/{partition} were there, not {len(letters)}")
+        counted = f"least(dead, {len(letters)})"  # as ledger.redriven has it
         self._session.run(
-            f"UPDATE avow.ledger SET dead = dead - {len(letters)}, written = written + {written},"
-            f" skipped = skipped + {skipped} WHERE pipeline = $1 AND topic = $2 AND partition = {partition}",
+            f"UPDATE avow.ledger SET read = read + {len(letters)} - {counted}, dead = dead - {counted},"
+            f" written = written + {written}, skipped = skipped + {skipped}"
+            f" WHERE pipeline = $1 AND topic = $2 AND partition = {partition}",
             name_,
             topic,
         )
