@@ -1001,6 +1001,19 @@ def test_a_partition_text_that_no_folder_can_have_as_its_name(bench: Make) -> No
         assert [(offset, reason) for _, offset, reason in b.letters()] == [(1, REFUSED), (2, REFUSED)]
 
 
+def test_a_partition_that_the_library_could_not_read(bench: Make) -> None:
+    """One file under a negative decimal, and deltalake gives no row of the whole table."""
+    b = bench("delta")
+    lines = ['mode = "dedupe"', 'key = ["id"]', 'partition_by = "k"']
+    pipeline = b.pipeline("exactly-once", *lines, schema="id long not null, k decimal(12,2)")
+    values = [json.dumps({"id": n, "k": k}).encode() for n, k in enumerate(["1.50", "-3.25", None, "0.00"])]
+    with b.run(pipeline, partitions=1) as run:
+        for _ in range(2):
+            run.deliver({0: values})
+        assert run.counts() == Counts(8, 3, 2, 3)
+    assert DeltaTable(b.path).to_pyarrow_table().num_rows == 3
+
+
 @pytest.mark.parametrize("by", ["account", "day(at)", "_kafka_partition"])
 def test_partitioning(b: Bench, by: str) -> None:
     schema = "id long not null, account string, at timestamp"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
@@ -95,12 +96,7 @@ class LakeStaging:
             far = pc.indices_nonzero(_beyond_years(column)).to_pylist()
             refused |= dict.fromkeys(far, f"column {one.name!r} is not in the years 1 to 9999")
         by = self._sink.partition_by
-        if (
-            by is not None
-            and not by.day
-            and pa.types.is_string(rows.column(by.column).type)
-            and not self._brief.in_files
-        ):
+        if by is not None and not by.day and not self._brief.in_files:
             refused |= _folder_problems(by.column, rows.column(by.column))
         if refused:
             refused = refuse_whole(refused, rows.column(self._sink.lineage[2]).to_pylist())
@@ -206,7 +202,13 @@ def _folder(column: str, value: Any) -> str:
 
 
 def _folder_problems(column: str, texts: pa.Array) -> dict[int, str]:
-    """By row, why a text cannot name a folder."""
+    """By row, why a value cannot name a folder."""
+    if pa.types.is_decimal(texts.type):
+        negative = pc.indices_nonzero(pc.less(texts, pa.scalar(Decimal(0), texts.type)).fill_null(False)).to_pylist()
+        why = f"column {column!r} partitions the table, and deltalake (1.6.6) cannot read a negative decimal there"
+        return dict.fromkeys(negative, why)
+    if not pa.types.is_string(texts.type):
+        return {}
     bad = {"": f"column {column!r} is empty, and a folder cannot tell that from null"}
     for text in texts.unique().drop_null().to_pylist():
         if len(_folder(column, text)) > FOLDER_BYTES_MAX:
