@@ -320,8 +320,11 @@ def begin_task(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPart
     (number,) = (int(number) for batch in batches for number in numbers(batch.column("id")))
     where = sorted(work.ranges)[number]
     source, name = work.pipeline.source, work.pipeline.name
-    mine = replace(work, topic_ids={where.topic: work.topic_ids[where.topic]})
-    return where, of_these_topics(reader(source, name).read, mine, _log(source, name))
+    read: Reading = reader(source, name).read
+    if where.topic in work.topic_ids:
+        mine = replace(work, topic_ids={where.topic: work.topic_ids[where.topic]})
+        read = of_these_topics(read, mine, _log(source, name))
+    return where, read
 
 
 def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
