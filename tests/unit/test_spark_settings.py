@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -145,3 +146,50 @@ print("pandas" in sys.modules)
 def test_a_worker_does_not_wait_for_pandas() -> None:
     told = subprocess.run([sys.executable, "-c", WITHOUT_PANDAS], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stdout.strip()) == (0, "False"), told.stderr
+
+
+SECRET = r"p@ss = w\ord: #1!é"
+STARTED = """
+import json, os, stat, sys
+from pathlib import Path
+import psutil
+from avow.engines import session
+from avow.plan import load_checked
+
+pipeline = load_checked(Path(sys.argv[1]), {"DATABASE_URL": "postgresql://me@h/d", "SECRET": sys.argv[2]})
+spark = session.spark_session(pipeline, [], short=True)
+(jvm,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "java")
+log = session._spark_log()
+jvm_conf = spark.sparkContext._jsc.sc().conf()
+print(json.dumps({
+    "set": [spark.sparkContext.getConf().get("spark.hadoop.my.password"), jvm_conf.get("spark.hadoop.my.password")],
+    "memory": jvm_conf.get("spark.driver.memory"),
+    "command": " ".join(jvm.cmdline()),
+    "log": [str(log), stat.S_IMODE(log.stat().st_mode)],
+    "arguments": os.environ.get("PYSPARK_SUBMIT_ARGS"),
+}))
+spark.stop()
+"""
+
+
+def test_settings_are_not_in_the_command_line_and_the_log_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    settings = 'master = "local[1]"\ndriver.memory = "600m"\nhadoop.my.password = "${env:SECRET}"'
+    path.write_text(FILE.read_text() + f"\n[spark]\n{settings}\n")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-c", STARTED, str(path), SECRET]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["set"] == [SECRET, SECRET]
+    assert told["memory"] == "600m"
+    assert "-Xmx600m" in told["command"], "what the JVM has to start with"
+    assert "p@ss" not in told["command"]
+    log, mode = told["log"]
+    assert mode == 0o600
+    assert Path(log).name != f"avow-spark-{os.getpid()}.log"
+    assert told["arguments"] is None
+    left = [one.name for one in temporary.iterdir() if not one.name.endswith(".log")]
+    assert left == [], "no file with secrets"

@@ -10,20 +10,23 @@ import atexit
 import importlib
 import math
 import os
+import shlex
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -49,6 +52,8 @@ _LOG4J = Path(__file__).with_name("log4j2.properties")
 _QUIET = f"-Xlog:disable -Xlog:all=warning:stderr -Dlog4j2.configurationFile={_LOG4J}"
 JAVA = f"{_QUIET} -XX:+UseParallelGC"
 JAVA_SHORT = f"{_QUIET} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+_ESCAPES = {c: f"\\{c}" for c in "\\ =:#!"} | {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 EXECUTORS_ADVICE = (
     "Tasks need the driver's Python, with the same avow and what it depends on: install them at the same path on every "
@@ -118,6 +123,7 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive:
     threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
     try:
         with _standard_error_to(log):
+            _start_jvm(settings)
             session = builder.getOrCreate()
     except (PySparkException, Py4JError, RuntimeError) as error:
         raise ConfigError(
@@ -132,6 +138,28 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive:
     return session
 
 
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """With the settings in a file that only we can read, for as long as the JVM starts. By itself, pyspark puts them
+    into the command line, which everybody on the machine can read."""
+    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    with tempfile.TemporaryDirectory(prefix="avow-spark-") as folder:  # mode 0700
+        path = Path(folder, "spark.properties")
+        path.write_text("".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items()), "utf-8")
+        words = ["--properties-file", str(path), "--load-spark-defaults"]
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(words)} {before or 'pyspark-shell'}"
+        try:
+            SparkContext._ensure_initialized()
+        finally:
+            del os.environ["PYSPARK_SUBMIT_ARGS"]
+            if before is not None:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+
+
+def _escaped(text: str) -> str:
+    """For a properties file, as Java reads it."""
+    return "".join(_ESCAPES.get(c, c) for c in text)
+
+
 def _answer_callbacks(session: SparkSession) -> None:
     """Batches come to us over a socket that py4j waits for with ``select``. One whose number that cannot take is never
     answered, and Spark would wait for us without end and without a word."""
@@ -144,9 +172,12 @@ def _answer_callbacks(session: SparkSession) -> None:
         )
 
 
+@cache
 def _spark_log() -> Path:
-    """What this process's JVM says."""
-    return Path(tempfile.gettempdir(), f"avow-spark-{os.getpid()}.log")
+    """What this process's JVM says. A new file that only we can read, under a name that nobody can guess."""
+    handle, path = tempfile.mkstemp(prefix="avow-spark-", suffix=".log")
+    os.close(handle)
+    return Path(path)
 
 
 def keep_log() -> Path:
