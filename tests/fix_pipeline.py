@@ -33,6 +33,11 @@ from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.settings import Pipeline
 
+# Every session of others: idle, ours have no name, so that none stays on a pooler's connection.
+END_SESSIONS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+)
 SCHEMA = "id long not null, account string not null, amount double, note string"
 
 

@@ -459,7 +459,7 @@ def test_exactly_once_waits_for_its_database(group: Callable[..., Group], databa
     def heard(event: str) -> None:
         if "failed" in event:
             events.append(event)
-        if "does not let us in" in event:
+        if "could not connect to PostgreSQL" in event:
             proxy.heal()
 
     url = server.url.replace(f":{server.port}/", f":{proxy.port}/")
@@ -468,7 +468,7 @@ def test_exactly_once_waits_for_its_database(group: Callable[..., Group], databa
             assert consumer.run(handler).handled == 20
     finally:
         proxy.stop()
-    assert any("does not let us in" in event for event in events), events
+    assert any("could not connect to PostgreSQL" in event for event in events), events
     found = database.execute(f"SELECT partition, number FROM {table} ORDER BY 1, 2").fetchall()
     assert found == [(partition, offset) for partition in range(2) for offset in range(10)]
 

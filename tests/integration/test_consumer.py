@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from tests.fix_cluster import positions_of
-from tests.fix_pipeline import Scenario, payment, session_spark
+from tests.fix_pipeline import END_SESSIONS, Scenario, payment, session_spark
 from tests.integration import test_spark_kafka as kafka_tests
 from tests.integration import test_spark_lake as lake_tests
 from tests.integration import test_spark_postgres as postgres_tests
@@ -415,7 +415,7 @@ def test_a_connection_that_the_server_ends_is_tried_again(scenario: Make) -> Non
     running = s.start(path, *CONSUMER)
     s.wait_for_rows(100)
     s.produce(payment(n) for n in range(100, 3_000))
-    ended = s.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'avow-%%'")
+    ended = s.rows(END_SESSIONS)
     assert ended, "a task's session and the driver's"
     s.produce(payment(n) for n in range(3_000, 4_000))
     s.wait_for_rows(4_000)

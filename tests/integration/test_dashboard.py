@@ -522,7 +522,7 @@ def test_what_was_seen_stays_while_the_database_is_away_and_not_when_the_file_ch
             text = visitor.get(page).text
             assert "not audited" in text or page != "/pipelines", "evidence does not need the sink"
             assert re.search(r">\s*40\s*<", text)
-            assert "PostgreSQL does not let us in" in text
+            assert "could not connect to PostgreSQL" in text
         metrics = visitor.get("/metrics").text
         assert re.search(r"avow_pipeline_up{.*} 0", metrics)
         assert "avow_lag_records{" not in metrics, "what is told to an alarm is of now"
@@ -557,7 +557,7 @@ def test_a_cluster_or_a_database_that_is_not_there_gives_a_page_that_helps(
     visitor.house.watch.look_now()
     (row,) = told(visitor, "/pipelines")["pipelines"]
     assert row["state"] == "unreachable"
-    assert "PostgreSQL does not let us in" in row["problem"]
+    assert "could not connect to PostgreSQL" in row["problem"]
     for path in ("/pipelines", f"/pipelines/{one.name}", "/metrics", f"/api/pipelines/{one.name}"):
         answer = visitor.get(path)
         assert answer.status_code == 200

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.cimpl import NewTopic
-from tests.fix_pipeline import Scenario, payment
+from tests.fix_pipeline import END_SESSIONS, Scenario, payment
 from tests.integration import test_spark_kafka as kafka_tests
 from tests.integration import test_spark_lake as lake_tests
 from tests.integration import test_spark_postgres as postgres_tests
@@ -151,7 +151,7 @@ def test_what_at_most_once_has_lost_is_claimed_and_not_written(scenario: Make) -
         first, gone, last = Receipt(s.topic, 0, 0), Receipt(s.topic, 0, lost), Receipt(s.topic, 0, 4_999)
         assert states(receipts.wait_all([first, gone, last], 0.2)) == [State.WRITTEN, State.CLAIMED, State.NOT_YET]
         # Those who wait outlive their connections.
-        ended = s.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'avow-driver'")
+        ended = s.rows(END_SESSIONS)
         assert ended
         assert receipts.wait(first, LONG_S).state is State.WRITTEN
 

@@ -386,7 +386,7 @@ def test_a_wrong_password_or_a_missing_topic_is_told_before_spark_starts(scenari
     path = s.file(sink=sink(s).replace("${env:DATABASE_URL}", "postgresql://me:hunter2@127.0.0.1:9/db"))
     done = s.run(path)
     assert done.returncode == 5
-    assert "PostgreSQL does not let us in" in done.stderr
+    assert "could not connect to PostgreSQL" in done.stderr
     assert "hunter2" not in done.stderr + done.stdout
     brokers = f'brokers = "{s.cluster.bootstrap}"\n'
     with pytest.raises(SourceError, match="no-such-topic"):
