@@ -25,6 +25,7 @@ class World:
         self.events: list[str] = []
         self.isolation = Isolation((ConfigError,), self.events.append)
         self.most = most
+        self.outage = False  # then the sink takes nothing at all
         self.worst = 0  # attempts in a row without progress
 
     def bad(self, part: Part) -> bool:
@@ -40,6 +41,8 @@ class World:
             }
             for part in self.isolation.parts(ranges):
                 with self.isolation.trying(part):
+                    if self.outage:
+                        raise RuntimeError("away")
                     if part.set_aside:
                         ((where, one),) = part.ranges.items()
                         assert len(one) == 1
@@ -95,6 +98,19 @@ def test_a_failure_that_passes_sets_nothing_aside() -> None:
     assert world.aside == []
 
 
+@pytest.mark.parametrize("failures", range(12))
+@pytest.mark.parametrize("length", [1, 100])
+def test_an_outage_sets_nothing_aside_however_long_it_lasts(failures: int, length: int) -> None:
+    world = World({0: length}, [], 1_000)
+    world.outage = True
+    for _ in range(failures):
+        with pytest.raises((RuntimeError, SourceError)):
+            world.attempt()
+    world.outage = False
+    world.run()
+    assert world.aside == []
+
+
 def test_what_fails_for_every_record_stops_the_run() -> None:
     world = World({0: 100}, [(0, offset) for offset in range(100)], 50)
     with pytest.raises(TooManyDeadLetters, match="the one at offset 3 fails too: died"):
@@ -119,6 +135,12 @@ def test_a_record_that_cannot_even_be_set_aside_is_named() -> None:
         (part,) = isolation.parts(ranges)
         with pytest.raises(RuntimeError), isolation.trying(part):
             raise RuntimeError("first")
-    (part,) = isolation.parts(ranges)
-    with pytest.raises(SourceError, match=r"offset 7 of t/0 .*\(first\) nor kept .*: second"), isolation.trying(part):
-        raise RuntimeError("second")
+    said = ["again", "second"]
+
+    def attempt() -> None:
+        for part in isolation.parts(ranges):
+            with isolation.trying(part):
+                raise RuntimeError(said.pop(0))
+
+    with pytest.raises(SourceError, match=r"offset 7 of t/0 .*\(again\) nor kept .*: second"):
+        attempt()

@@ -341,7 +341,7 @@ class _Attempt:
         small = count <= BATCH_RECORDS and size <= BATCH_BYTES
         try:
             for part in self._isolation.parts(ranges):
-                with self._isolation.trying(part), self.driver.delivering(part.ranges):
+                with self._isolation.trying(part):
                     self._deliver_part(part, records, started, small=small)
                 started = time.monotonic()
         except Superseded as error:

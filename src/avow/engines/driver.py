@@ -19,9 +19,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +47,7 @@ from avow.errors import (
     translated,
 )
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
-from avow.ledger import Counts, Entry, OffsetRange, Start
+from avow.ledger import Counts, Entry, Start
 from avow.settings import Pipeline
 from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink, DriverSink, Remarking
 
@@ -299,26 +299,6 @@ class Driver:
         ranges = part.ranges
         topic_ids = {where.topic: self._topic_ids[where.topic] for where in ranges}
         return Work(self._pipeline, self.run, batch, ranges, self.store.brief(), topic_ids, part.set_aside)
-
-    @contextmanager
-    def delivering(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[None]:
-        """Around a batch. A ledger that went back since this attempt planned from it has lost commits (a failover to a
-        standby that lacked them), and their rows with them: the next attempt plans from what is there."""
-        try:
-            yield
-        except ProtocolViolation as error:
-            entries = self.store.entries()
-            back = [
-                f"{where} from {self.positions[where]} to {entries[where].position}"
-                for where in sorted(ranges)
-                if where in entries and entries[where].position < self.positions[where]
-            ]
-            if not back:
-                raise
-            raise SinkError(
-                f"positions in the ledger went back: {', '.join(back)}. The sink has lost commits that it had answered",
-                advice="The records from there on are delivered again. Check which commits the sink's failover lost.",
-            ) from error
 
     def finish(
         self,

@@ -4,11 +4,12 @@ Theory of operation
 -------------------
 ``task`` makes a dead letter of a record that it can name. What it cannot name ends the attempt: the process died, or
 the sink failed on a whole range. A range that has failed twice is delivered in pieces, a 32nd of it at a time, the one
-that fails in pieces of that, down to a single offset. That offset is tried once more; if it still fails, its record
-is kept as a dead letter as it is, without being decoded. Pieces before and behind it are delivered as usual.
+that fails in pieces of that, down to a single offset. If that offset fails again, its record is kept as a dead letter,
+not decoded, and this at once: a sink that is unreachable does not take the dead letter either, and one that is back by
+the next attempt takes the record. So an outage sets no record aside. Pieces before and behind are delivered as usual.
 
-A sink or a transform that fails for everything looks the same. It is told apart by what comes next: after a few records
-of a partition in a row, with none delivered in between, the run stops by name.
+A transform that fails for everything looks the same as a bad record. It is known by what comes next: after a few
+records of a partition in a row, with none delivered in between, the run stops by name.
 
 Owns: which ranges to try next. Must not know: how they are delivered, or why they fail. Neighbours: ``driver``
 (attempts), ``spark`` and ``consumer`` (which ask for each batch).
@@ -36,6 +37,7 @@ class Part:
 
     ranges: Mapping[TopicPartition, OffsetRange]
     set_aside: str = ""  # why its single record is to be a dead letter without being decoded
+    last_try: bool = False  # if it fails, it is set aside at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Isolation:
         self._event = event
         self._suspects: dict[TopicPartition, _Suspect] = {}
         self._in_a_row: Counter[TopicPartition] = Counter()
+        self._failed_last: dict[TopicPartition, str] = {}  # what was said to a last try, until it is set aside
 
     def parts(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[Part]:
         """A batch as it is to be delivered: at once, or after a failure one range after the other."""
@@ -66,6 +69,8 @@ class Isolation:
             while start < planned.until:
                 part = self._next(where, replace(planned, start=start))
                 yield part
+                if why := self._failed_last.pop(where, ""):
+                    yield replace(part, set_aside=why, last_try=False)
                 start = part.ranges[where].until
 
     def _next(self, where: TopicPartition, left: OffsetRange) -> Part:
@@ -77,7 +82,7 @@ class Isolation:
             return Part({where: left})
         if len(suspect.range) == 1:
             self._check_in_a_row(where, suspect)
-            return Part({where: suspect.range}, suspect.error)
+            return Part({where: suspect.range}, last_try=True)
         until = min(left.start + max(1, len(suspect.range) // PIECES), suspect.range.until, left.until)
         return Part({where: replace(left, until=until)})
 
@@ -106,6 +111,10 @@ class Isolation:
                 ) from error
             for where, tried in part.ranges.items():
                 self._failed(where, tried, first_line(error))
+                if part.last_try:
+                    self._failed_last[where] = first_line(error)
+            if part.last_try:
+                return
             raise
         for where, done in part.ranges.items():
             self._done(where, done, part.set_aside)

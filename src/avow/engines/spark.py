@@ -253,7 +253,7 @@ class _Attempt:
         if not ranges:
             return
         for part in self._isolation.parts(ranges):
-            with self._isolation.trying(part), self.driver.delivering(part.ranges):
+            with self._isolation.trying(part):
                 self._deliver_part(batch, part, started)
             started = time.monotonic()
 
