@@ -103,6 +103,19 @@ def placed(s: Scenario, kind: str) -> tuple[Path, Callable[[], Mapping[int, int]
     return path, s.ids if kind == "postgres" else lambda: lake_tests.ids(s, kind)
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_another_table_under_the_same_name_is_remarked(scenario: Make, kind: str) -> None:
+    """A lake's ledger is in its table: what tells that the pipeline has written elsewhere is its consumer group."""
+    s = scenario(partitions=2)
+    s.produce([payment(n) for n in range(10)])
+    said = f"consumer group {s.name} has committed offsets in 2 partitions ({s.topic}/0 at 5)"
+    for table, remarks in ((s.table, 0), (s.table, 0), (f"{s.table}_renamed", 1)):
+        s.table = table
+        events = s.drain(s.file(sink=lake_tests.sink(s, kind)), "consumer")
+        assert sum(said in event for event in events) == remarks, events
+        assert lake_tests.ids(s, kind) == dict.fromkeys(range(10), 1)
+
+
 def claimed(s: Scenario, path: Path) -> int:
     """How many records the ledger has passed, whichever sink it is in."""
     with sinks.driver_sink(s.load(path)) as store:

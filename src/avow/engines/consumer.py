@@ -42,7 +42,7 @@ from confluent_kafka import KafkaError, KafkaException
 from avow import sinks
 from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table
+from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation, Part
 from avow.engines.progress import Observer
 from avow.engines.task import Reading, Report, Work, can_join, check_topics, decoded, deliver, deliver_joined, set_aside
@@ -98,6 +98,7 @@ class Run:
         with sinks.driver_sink(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
             known = log.partitions()
+            remark_new_ledger(store, log, known, pipeline, self._observer)
             ends = log.stable_ends(known) if self._once else None
             prepare_table(store, pipeline, columns, self._observer)
             # Topics that were read before: what they have now and the ledger does not know was added since.

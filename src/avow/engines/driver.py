@@ -145,6 +145,25 @@ def prepare_table(store: DriverSink, pipeline: Pipeline, columns: Columns, obser
         observer.event(remark)
 
 
+def remark_new_ledger(
+    store: DriverSink, log: Log, known: Collection[TopicPartition], pipeline: Pipeline, observer: Observer
+) -> None:
+    """Where the sink has no position of this pipeline and its consumer group has: it has written elsewhere before. A
+    lake's ledger is in its table, so another table cannot tell; a start over on purpose looks the same, and goes on."""
+    if sinks.SINKS[pipeline.sink.kind].ledger_in_group or store.look():
+        return
+    with suppress(AvowError):  # the offsets of the group are a hint: no start fails for it
+        found = {where: offset for where, offset in log.told(known).items() if offset}
+        if found:
+            where, offset = min(found.items())
+            observer.event(
+                f"{pipeline.sink.target} has no position of pipeline {pipeline.name}, but consumer group "
+                f"{pipeline.name} has committed offsets in {len(found)} partitions ({where} at {offset}): the pipeline "
+                "has written to another place before. It begins here at source.start, and the rows of before stay "
+                "there. If the sink was renamed by mistake, stop, name the old one again, and remove this one"
+            )
+
+
 class Driver:
     """One attempt's positions. ``tell_every_s``: how often they are told at most, beside the batches, none of which
     waits for it; 0 is after every batch, before the next."""

@@ -37,7 +37,7 @@ from avow import sinks
 from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table
+from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation, Part
 from avow.engines.progress import Observer
 from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
@@ -109,6 +109,7 @@ class Run:
         with sinks.driver_sink(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
             known = log.partitions()
+            remark_new_ledger(store, log, known, pipeline, self._observer)
             # Only a query's records go through the JVM: for the others a long run is a short one.
             short = self._once and (not pipeline.by_sql or _backlog(store, log, known) < SHORT_BELOW)
             spark = self._spark(short)
