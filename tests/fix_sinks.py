@@ -61,8 +61,8 @@ def batch(values: Sequence[bytes | None], partition: int, start: int, keys: Sequ
             "topic": pa.array([TOPIC] * count, pa.string()),
             "partition": pa.array([partition] * count, pa.int32()),
             "offset": pa.array(range(start, start + count), pa.int64()),
-            "timestamp": pa.array([1_700_000_000_000_000 + n for n in range(start, start + count)]).cast(
-                pa.timestamp("us", "UTC")
+            "timestamp": pa.array([1_700_000_000_000 + n for n in range(start, start + count)]).cast(
+                pa.timestamp("ms", "UTC")
             ),
             "key": pa.array(keys, pa.binary()),
             "value": pa.array(values, pa.binary()),
