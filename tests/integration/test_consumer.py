@@ -603,6 +603,8 @@ def test_a_record_on_which_the_sink_fails_is_isolated(
     assert postgres_tests.dead(s) == [(1, 6, task.UNPROCESSABLE)]
     assert postgres_tests.totals(s) == (100, 99, 1, 0)
     assert any(f"offset 6 of {s.topic}/1 could not be processed" in event for event in events), events
+    if engine == "spark":
+        assert str(lake_tests.audited(s, path).verdict) == "held"
 
 
 def test_a_record_of_which_sparks_workers_die_is_isolated(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
