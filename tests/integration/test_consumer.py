@@ -706,3 +706,20 @@ def test_a_failure_of_the_sink_ends_the_run_as_one(
         s.drain(path, engine)
     assert ended.value.exit_code == 5
     assert s.ids() == {0: 1}
+
+
+def test_a_lag_has_an_age_from_the_start(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    s.produce([payment(0)])
+    pipeline = s.load(s.file(), "consumer")
+    with sinks.driver_sink(pipeline) as store:
+        store.prepare()
+    one = driver.Driver(pipeline, Observer(), tell_every_s=1)
+    try:
+        one.begin()
+        assert one._hear(wait=True)
+        records, seconds = one._lag()
+        assert records == 1
+        assert seconds is not None
+    finally:
+        one.close()

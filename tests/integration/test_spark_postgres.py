@@ -21,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 from tests.fix_cluster import positions_of
 from tests.fix_pipeline import SCHEMA, Scenario, payment
 
+from avow import sinks
 from avow.errors import (
     ConfigError,
     LogTruncated,
@@ -32,6 +33,7 @@ from avow.errors import (
 )
 from avow.kafka import metadata
 from avow.local import spark
+from avow.plan import load_checked
 from avow.sinks.postgres.store import MIGRATIONS
 
 pytestmark = pytest.mark.cluster
@@ -509,3 +511,14 @@ def test_a_process_with_too_many_files_is_told_instead_of_never_called(scenario:
     env = {**os.environ, "DATABASE_URL": s.url, "TMPDIR": str(s.folder)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
     assert "files and connections open" in done.stdout, done.stderr[-2000:]
+
+
+def test_a_server_that_takes_no_writes_is_not_a_question_of_rights(scenario: Make) -> None:
+    s = scenario()
+    pipeline = load_checked(s.file(), {"DATABASE_URL": f"{s.url}?options=-c%20default_transaction_read_only%3Don"})
+    with sinks.driver_sink(s.load(s.file())) as store:
+        store.prepare()
+    with sinks.driver_sink(pipeline) as store, pytest.raises(SinkError, match="read-only") as refused:
+        store.open_run()
+    assert "primary" in refused.value.advice
+    assert "rights" not in refused.value.advice

@@ -265,6 +265,10 @@ def test_the_command_refuses_before_it_connects(tmp_path: Path) -> None:
     assert "cannot be kept" in run("t", "--guarantee", "at-least-once", "--durability", "leader")[1]
     assert run()[0] == 2
     assert run("t", str(tmp_path / "not-there"))[0] == 2
+    code, said = run("t", "--kafka", "sasl.password")
+    assert (code, "--kafka sasl.password: a value is missing" in said) == (2, True), said
+    code, said = run("t", "--kafka", "no.such.setting=1")
+    assert (code, "no.such.setting" in said) == (2, True), said
     code, said = run("--explain", "--guarantee", "at-most-once", "--json")
     assert code == 0
     assert json.loads(said)["settings"]["acks"] == "0"

@@ -141,7 +141,7 @@ def _advice(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...
 _AGAIN = "To deliver everything again, give the pipeline a new name and a new table."
 _CLAIMS = "Ask who edits avow.claims: a claim starts where the last one ended. The rows themselves are judged apart."
 _ADVICE = {
-    Kind.LOST: f"Ask who deletes from the table or from avow.dead_letters; nothing of avow does. {_AGAIN}",
+    Kind.LOST: f"Ask who deletes from the sink or from the dead letters; nothing of avow does. {_AGAIN}",
     Kind.DUPLICATED: "Ask who else writes to the table: another pipeline, a restored backup. Extra rows carry the same "
     "lineage as the first.",
     Kind.PHANTOM: "Ask who else writes to the table: these rows came from no record of these topics.",

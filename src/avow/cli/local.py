@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from avow.local.cluster import Cluster, Progress, Status
 from avow.local.part import State
 
 COLOURS = {State.UP: "green", State.PAUSED: "yellow", State.DOWN: "red"}
+FOLDER = Path(".avow")
 PORT = click.IntRange(1024, 65000)
 
 
@@ -27,7 +29,7 @@ def folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--dir",
         "folder",
         type=click.Path(file_okay=False, path_type=Path),
-        default=Path(".avow"),
+        default=FOLDER,
         show_default=True,
         envvar="AVOW_DIR",
         help="The cluster's folder. Two folders are two clusters.",
@@ -67,8 +69,9 @@ def up(
     console = Console(highlight=False)
     console.print(f"\n[bold green]up[/] in {time.monotonic() - started:.1f} s")
     _print_addresses(console, cluster.bootstrap, cluster.postgres_url)
-    console.print("  look        avow status")
-    console.print("  stop        avow down")
+    here = "" if folder == FOLDER else f" --dir {shlex.quote(str(folder))}"
+    console.print(f"  look        avow status{here}", soft_wrap=True, markup=False)
+    console.print(f"  stop        avow down{here}", soft_wrap=True, markup=False)
 
 
 @click.command()

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from avow.cli import plain
-from avow.cli.kafka import cluster_options, source_of
+from avow.cli.kafka import cluster_options, settings_option, source_of
 from avow.clients.durability import Choice, Durability, choose, explain
 from avow.clients.sending import Sending
 from avow.errors import AvowError, ConfigError, SourceError
@@ -87,6 +87,7 @@ TELL_EVERY_S = 2.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="The measurement as a picture, beside the bars that are printed: a .svg file.",
 )
+@settings_option
 @cluster_options
 def produce(
     topic: str | None,
@@ -95,6 +96,7 @@ def produce(
     durability: str | None,
     explaining: bool,
     measuring: bool,
+    settings: tuple[str, ...],
     brokers: str | None,
     pipeline: Path | None,
     folder: Path,
@@ -116,10 +118,10 @@ def produce(
     by_import = guarantee == Guarantee.EXACTLY_ONCE and given is not None
     choice = choose(guarantee, durability or (Durability.TRANSACTIONAL if by_import else None))
     if explaining:
-        cluster = source_of(brokers, pipeline, folder) if topic else None
+        cluster = source_of(brokers, pipeline, folder, settings) if topic else None
         _explain(choice, topic, cluster, as_json, resumable=by_import and choice.transactional)
         return
-    cluster = source_of(brokers, pipeline, folder)
+    cluster = source_of(brokers, pipeline, folder, settings)
     if measuring:
         _measure(cluster, topic, records, record_bytes, out, as_json)
         return

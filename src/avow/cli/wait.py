@@ -46,9 +46,10 @@ def _identity(value: str) -> tuple[str, int, int]:
 
 
 @click.command(
-    epilog=f"Exit codes: 0 all written · {DEAD_LETTERED} there are dead letters · {NOT_IN_TIME} not yet, or claimed "
+    epilog=f"Exit codes: 0 all written · {DEAD_LETTERED} dead letters among them · {NOT_IN_TIME} not yet, or claimed "
     f"and not known to be written · {OTHERWISE} otherwise (skipped, no such record, or the ledger cannot say) · "
-    "2 refused · 4 Kafka · 5 the sink. With --all, what was skipped as declared is no failure."
+    "2 refused · 4 Kafka · 5 the sink. With --all, what was skipped as declared is no failure, nor "
+    "are dead letters from before the position at the start."
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("records", metavar="[TOPIC/PARTITION/OFFSET]...", nargs=-1, callback=_identities)
@@ -69,7 +70,9 @@ def wait(
 
     with Receipts(pipeline) as receipts, _status() as tell:
         if everything:
-            answers = receipts.wait_up_to(receipts.newest(), timeout_s, tell)
+            # Dead letters that were there before are not what is waited for: else it could never succeed again.
+            since = receipts.positions()
+            answers = receipts.wait_up_to(receipts.newest(), timeout_s, tell, since=since)
         else:
             answers = receipts.wait_all([Receipt(*record) for record in records], timeout_s, tell)
     if as_json:

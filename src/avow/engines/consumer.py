@@ -95,6 +95,8 @@ class Run:
         os.environ[failpoints.DRIVER] = str(os.getpid())
         pipeline = self._pipeline
         columns = sink_columns(pipeline)
+        for _ in decoded(_reading([]), pipeline, ahead=False)(OffsetRange("", 0, 0, 0)):
+            pass  # decoder and transform are loaded now, and not while the first record waits
         with sinks.driver_sink(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
             known = log.partitions()

@@ -228,6 +228,8 @@ class Driver:
         self._lag_told = self._lag()[0]
         if not self._tell_every_s:
             self.tell_group()
+        elif self._teller.tell(self.positions, group=False, lag=True):  # else the first lag shown has no age
+            self._lag_at = time.monotonic()
 
     def _planned(
         self,

@@ -223,7 +223,9 @@ class LakeDriver:
         wanted, mode = (self._shape, self._sink.mode) if table is self._rows else (GRAVES, "upsert")
         basis = table.basis()
         if wanted is not None and basis != self._checked.get(table.shown):
-            _raise_differences(table.shown, [*table.refusals(wanted, mode), *differences(wanted, table)])
+            evolves = table is not self._rows or self._sink.evolve == "add"
+            lines = [*table.refusals(wanted, mode), *differences(wanted, table)]
+            _raise_differences(table.shown, lines, evolves=evolves)
             self._checked[table.shown] = basis
 
     def brief(self) -> bytes:
@@ -233,7 +235,8 @@ class LakeDriver:
         """For rows that no ``prepare_table`` has announced: the columns that they and the table have."""
         names = set(rows.schema.names)
         missing = names - set(self._rows.schema().names)
-        _raise_differences(self._rows.shown, [f"column {name!r} is missing" for name in sorted(missing)])
+        lines = [f"column {name!r} is missing" for name in sorted(missing)]
+        _raise_differences(self._rows.shown, lines, evolves=self._sink.evolve == "add")
         ours = pa.schema([one for one in self._rows.schema() if one.name in names])
         by = self._sink.partition_by
         derived = pa.field(f"{by.column}_day", pa.date32()) if by and by.day else by and ours.field(by.column)
@@ -688,9 +691,11 @@ def _refuse_rolled_back(table: LakeTable) -> None:
         )
 
 
-def _raise_differences(shown: str, lines: Sequence[str]) -> None:
+def _raise_differences(shown: str, lines: Sequence[str], *, evolves: bool) -> None:
+    """``evolves``: what sink.evolve = "add" can do was done."""
     if lines:
+        add = "" if evolves or not any("is missing" in line for line in lines) else ', set sink.evolve = "add"'
         raise ConfigError(
             f"table {shown} cannot take this pipeline's rows:\n" + "\n".join(f"  {line}" for line in lines),
-            advice='Alter the table or decode.schema (docs/PIPELINE.md), set sink.evolve = "add", or name a new table.',
+            advice=f"Alter the table or decode.schema (docs/PIPELINE.md){add}, or name a new table.",
         )
