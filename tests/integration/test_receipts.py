@@ -157,24 +157,27 @@ def test_what_at_most_once_has_lost_is_claimed_and_not_written(scenario: Make) -
 
 
 def test_a_topic_made_again_has_other_records(scenario: Make) -> None:
+    """Also for who has asked a moment before."""
     s = scenario(partitions=1)
     path = s.file()
     s.produce([payment(0)])
     s.drain(path, "consumer")
-    admin = metadata.admin(s.cluster.bootstrap)
-    admin.delete_topics([s.topic], operation_timeout=30)[s.topic].result()
-    deadline = time.monotonic() + LONG_S
-    while True:
-        try:
-            admin.create_topics([NewTopic(s.topic, 1)], operation_timeout=30)[s.topic].result()
-            break
-        except KafkaException:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    s.produce([payment(1)])
     with Receipts(s.load(path)) as receipts:
+        assert receipts.look(Receipt(s.topic, 0, 0)).state is State.WRITTEN
+        admin = metadata.admin(s.cluster.bootstrap)
+        admin.delete_topics([s.topic], operation_timeout=30)[s.topic].result()
+        deadline = time.monotonic() + LONG_S
+        while True:
+            try:
+                admin.create_topics([NewTopic(s.topic, 1)], operation_timeout=30)[s.topic].result()
+                break
+            except KafkaException:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        s.produce([payment(1)])
         found = receipts.look(Receipt(s.topic, 0, 0))
         assert (found.state, "made again" in found.detail) == (State.UNKNOWN, True)
+        assert receipts.wait(Receipt(s.topic, 0, 0), 1).state is State.UNKNOWN
         assert states(receipts.wait_up_to(receipts.newest(), 0)) == [State.UNKNOWN]
 
 

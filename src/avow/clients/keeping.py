@@ -27,6 +27,7 @@ from avow.clients.positions import Positions
 from avow.clients.terms import Terms
 from avow.engines.failpoints import failpoint
 from avow.errors import SourceError
+from avow.kafka.connect import is_permanent
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.settings import Source
@@ -158,6 +159,8 @@ class GroupKeeping:
             self._refused_at = None
             failpoint("after-claim", self._batches)
             return True
+        if is_permanent(error):
+            raise self._member.failure(error)
         now = time.monotonic()
         self._refused_at = self._refused_at or now
         if now - self._refused_at > PATIENCE_S:

@@ -165,7 +165,7 @@ class Member:
         first = self._client.poll(wait_s)
         if first is None:
             if (complaint := first_permanent(self._complaints)) is not None:
-                raise self._failure(complaint)
+                raise self.failure(complaint)
             return []
         messages = [first, *self._client.consume(most - 1, 0)] if most > 1 else [first]
         batches: dict[TopicPartition, list[client.Message]] = {}
@@ -195,7 +195,7 @@ class Member:
             elif error.code() == KafkaError._PARTITION_EOF:
                 until = max(until, message.offset() or 0)
             else:
-                raise self._failure(error)
+                raise self.failure(error)
         if until == start:
             return []
         self._next[where] = until
@@ -204,9 +204,9 @@ class Member:
     def _note(self, error: KafkaError | None) -> None:
         # We were too slow and are out of the group. The client says so once more, by taking our partitions away.
         if error is not None and error.code() != KafkaError._MAX_POLL_EXCEEDED:
-            raise self._failure(error)
+            raise self.failure(error)
 
-    def _failure(self, error: KafkaError) -> AvowError:
+    def failure(self, error: KafkaError) -> AvowError:
         said = strike(revealed(self._source.kafka).values(), words(error))
         if is_permanent(error):
             return ConfigError(

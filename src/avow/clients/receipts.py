@@ -78,7 +78,7 @@ class Receipts:
         self._log_lock = threading.Lock()  # of Kafka's
         self._log: Log | None = None
         self._ids: dict[TopicPartition, str] = {}
-        self._ids_at = float("-inf")
+        self._ids_at = self._no_answer_at = float("-inf")
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +113,8 @@ class Receipts:
 
     def look_all(self, receipts: Collection[Receipt]) -> list[Answer]:
         """What is known now, in the order of the receipts."""
-        return self._judged(list(receipts), time.monotonic() + ASK_S, doubt=True)
+        now = time.monotonic()
+        return self._judged(list(receipts), now, now + ASK_S, doubt=True)
 
     def wait(self, receipt: Receipt, timeout_s: float = TIMEOUT_S) -> Answer:
         """Until it is settled; when the time is over, what is known then."""
@@ -166,7 +167,7 @@ class Receipts:
             last, doubt = now >= deadline, now >= doubt_at
             unsettled = [one for one in wanted if one not in answers or not answers[one].state.settled]
             try:
-                found = judged(unsettled, deadline, doubt=doubt or last)
+                found = judged(unsettled, began, deadline, doubt=doubt or last)
                 answers |= zip(unsettled, found, strict=True)
                 watch([answers[one] for one in wanted])
                 if last or all(answers[one].state.settled for one in wanted):
@@ -210,12 +211,13 @@ class Receipts:
 
     # Looking
 
-    def _judged(self, wanted: Sequence[Receipt], by: float, *, doubt: bool) -> list[Answer]:
-        """``by``: when whoever waits wants an answer. ``doubt``: also ask whether the log has got such records."""
+    def _judged(self, wanted: Sequence[Receipt], asked_at: float, by: float, *, doubt: bool) -> list[Answer]:
+        """``asked_at``, ``by``: when whoever waits has asked, and when an answer is wanted. ``doubt``: also ask whether
+        the log has got such records."""
         answers = {one: answer for one in wanted if (answer := self._foreign(one)) is not None}
         # The ledger first, and dead letters after it: what is below the position is then among them, or never will be.
         ledger = self._asked(lambda: self._the_store().look())
-        answers |= self._made_again([one for one in wanted if one not in answers], ledger, by)
+        answers |= self._made_again([one for one in wanted if one not in answers], ledger, asked_at, by)
         known = {one: Evidence(ledger.get(_place(one))) for one in wanted if one not in answers}
         if doubt:
             behind = [one for one in known if _is_behind(one, known[one].held)]
@@ -236,13 +238,14 @@ class Receipts:
     def _judged_up_to(
         self,
         wanted: Sequence[Receipt],
+        asked_at: float,
         by: float,
         *,
         doubt: bool,  # noqa: ARG002
         since: Mapping[TopicPartition, int],
     ) -> list[Answer]:
         ledger = self._asked(lambda: self._the_store().look())
-        again = self._made_again(wanted, ledger, by)
+        again = self._made_again(wanted, ledger, asked_at, by)
         return [
             again.get(one) or self._up_to(one, ledger.get(_place(one)), since.get(_place(one), 0)) for one in wanted
         ]
@@ -267,10 +270,10 @@ class Receipts:
         return None if ours else Answer(one, State.UNKNOWN, f"topic {one.topic} is not read by this pipeline")
 
     def _made_again(
-        self, wanted: Sequence[Receipt], ledger: Mapping[TopicPartition, Held], by: float
+        self, wanted: Sequence[Receipt], ledger: Mapping[TopicPartition, Held], since: float, by: float
     ) -> dict[Receipt, Answer]:
         """Of a topic that is not the one the ledger knows: the same offsets are other records."""
-        self._look_at_ids(min(by, time.monotonic() + IDS_WAIT_S))
+        self._look_at_ids(since, min(by, time.monotonic() + IDS_WAIT_S))
         found = {}
         for one in wanted:
             where = _place(one)
@@ -279,20 +282,29 @@ class Receipts:
                 found[one] = Answer(one, State.UNKNOWN, said)
         return found
 
-    def _look_at_ids(self, by: float) -> None:
-        """Which topics bear the names, now and then. If nobody answers, it is those that did, for as long again."""
+    def _look_at_ids(self, since: float, by: float) -> None:
+        """Which topics bear the names: not before ``since``, because a record may have been sent to a topic that was
+        made a moment ago; then now and then. If nobody answers, it is those that did, for as long again."""
 
         def asked(log: Log) -> None:
-            if self._ids_are_old():  # or somebody else has asked meanwhile
-                self._ids_at = time.monotonic()
+            if not self._ids_are_old(since):  # somebody else has asked meanwhile
+                return
+            now = time.monotonic()
+            try:
                 self._ids = log.partitions()
+            except SourceError:
+                self._no_answer_at = time.monotonic()
+                raise
+            self._ids_at = now
 
-        if self._ids_are_old():
+        if self._ids_are_old(since):
             with suppress(SourceError):
                 self._asked_log(asked, by)
 
-    def _ids_are_old(self) -> bool:
-        return time.monotonic() - self._ids_at > IDS_KEPT_S
+    def _ids_are_old(self, since: float) -> bool:
+        now = time.monotonic()
+        old = self._ids_at < since or now - self._ids_at > IDS_KEPT_S
+        return old and now - self._no_answer_at > IDS_KEPT_S
 
     def _logs(self, wanted: Collection[Receipt], by: float) -> dict[Receipt, tuple[int, int]]:
         """Where their partitions begin and end; an empty log where there is no such partition. Nothing if nobody
