@@ -102,6 +102,8 @@ def test_a_topic_from_its_making_to_its_end(visit: Visit, cluster: Cluster) -> N
     assert [one["value"]["text"] for one in at["messages"]] == ["needle in the haystack"]
     past = told(visitor, f"/topics/{name}/messages?at=time&time=2020-01-01T00:00")
     assert len(past["messages"]) == 3
+    before = told(visitor, f"/topics/{name}/messages?at=time&time=1969-12-31T23:59:59.999")
+    assert len(before["messages"]) == 3, "to Kafka, the millisecond before 1970 is a word for the end"
     future = told(visitor, f"/topics/{name}/messages?at=time&time=2090-01-01T00:00")
     assert future["messages"] == []
     for typed in ("offset=2", "at=oldest&offset=2", "at=offset&time=2020-01-01T00:00", "at=offset", "at=time"):

@@ -18,7 +18,7 @@ from avow.dashboard import messages
 from avow.dashboard.guard import Rules
 from avow.dashboard.house import House
 from avow.dashboard.jobs import Jobs
-from avow.dashboard.watch import Watch
+from avow.dashboard.watch import Watch, _processes
 from avow.kafka import metadata
 from avow.settings import cluster
 
@@ -81,3 +81,5 @@ def test_pages_say_what_is_not_permitted(house: House) -> None:
     topic = visitor.get(f"/api/topics/{TOPIC}").json()
     assert (topic["disk_bytes"], topic["config"]) == (None, None)
     assert "not permitted" in visitor.get(f"/topics/{TOPIC}").text
+    with house.log() as log:
+        assert _processes(log, "p") is None, "not known, which is not none"
