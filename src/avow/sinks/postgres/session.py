@@ -256,7 +256,7 @@ def local_settings(application: str, idle_s: float) -> str:
 
 # libpq gives no SQLSTATE for a connection that fails. Where the server speaks another language these are tried again.
 _NEVER = re.compile(
-    "password authentication failed|authentication failed for user|no pg_hba.conf entry|no password supplied"
+    "password authentication failed|no pg_hba.conf entry|no password supplied"
     '|(role|database) ".*" does not exist|is not permitted to log in|permission denied for database'
     "|certificate verify failed|root certificate file .* does not exist|invalid (URI|connection option|sslmode)"
 )
