@@ -212,6 +212,8 @@ class PostgresTask:
             f"CREATE TEMP TABLE {name(self._stage_name)} ON COMMIT DROP AS"
             f" SELECT {listed}, {extra} FROM {tables.full_name(self._sink.table)} WITH NO DATA"
         )
+        if self._sink.mode == "append":  # so that a part that is tried again is found without reading all the others
+            self._session.run(f"CREATE INDEX ON {name(self._stage_name)} ({name(ROW)})")
         self._columns = columns
         self._staged, self._deletes = True, False
 
