@@ -16,19 +16,7 @@ TRACKED = [ROOT / name for name in FILES.split("\0") if name and (ROOT / name).i
 
 # The pure core: all that it may import, and from its own package only the modules listed here.
 PURE = ("errors", "guarantee", "ledger", "model")
-STDLIB = {
-    "__future__",
-    "collections",
-    "dataclasses",
-    "enum",
-    "functools",
-    "itertools",
-    "re",
-    "sys",
-    "traceback",
-    "types",
-    "typing",
-}
+STDLIB = {"__future__", "collections", "dataclasses", "enum", "functools", "itertools", "sys", "types", "typing"}
 
 # In parts, so that the names themselves stand nowhere in the repository.
 REGISTRIES = [

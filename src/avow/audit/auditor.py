@@ -35,9 +35,10 @@ from avow.audit.report import Audited, Report, summed_up, unknown
 from avow.audit.topics import compacted
 from avow.decode import arrow_type
 from avow.engines import sql
+from avow.engines.causes import trace, translated
 from avow.engines.columns import sink_columns
 from avow.engines.task import Work
-from avow.errors import AvowError, SinkError, SourceError, trace, translated
+from avow.errors import AvowError, SinkError, SourceError
 from avow.guarantee import Guarantee
 from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition

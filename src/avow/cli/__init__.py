@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 from rich.console import Console
 
-from avow.errors import AvowError, trace
+from avow.errors import AvowError
 
 LOGGER = logging.getLogger("avow.cli")
 
@@ -80,7 +80,7 @@ class Avow(click.Group):
 
 def fail(error: AvowError) -> NoReturn:
     """Show an error and end with its exit code."""
-    LOGGER.debug("%s", trace(error))
+    LOGGER.debug("it ended with", exc_info=error)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {plain(str(error))}")
     if error.advice:

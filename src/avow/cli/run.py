@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.status import Status
 
 from avow.cli import plain, verbose_option
+from avow.engines.causes import translated
 from avow.engines.progress import Observer, Progress
-from avow.errors import AvowError, translated
+from avow.errors import AvowError
 from avow.plan import load_checked
 from avow.settings import Pipeline
 

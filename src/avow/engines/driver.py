@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from avow import ledger, sinks
+from avow.engines.causes import trace, translated
 from avow.engines.columns import Columns
 from avow.engines.isolation import Part
 from avow.engines.progress import Observer, Progress
@@ -43,8 +44,6 @@ from avow.errors import (
     TooManyDeadLetters,
     TopicRecreated,
     first_line,
-    trace,
-    translated,
 )
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import Counts, Entry, Start

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from avow.errors import SourceError, TooManyDeadLetters, first_line
+from avow.engines.causes import cause_line
+from avow.errors import SourceError, TooManyDeadLetters
 from avow.kafka.log import TopicPartition
 from avow.ledger import OffsetRange
 
@@ -107,12 +108,12 @@ class Isolation:
                 (tried,) = part.ranges.values()
                 raise SourceError(
                     f"the record at offset {tried.start} of {tried.topic}/{tried.partition} can neither be delivered "
-                    f"({part.set_aside}) nor kept as a dead letter: {first_line(error)}"
+                    f"({part.set_aside}) nor kept as a dead letter: {cause_line(error)}"
                 ) from error
             for where, tried in part.ranges.items():
-                self._failed(where, tried, first_line(error))
+                self._failed(where, tried, cause_line(error))
                 if part.last_try:
-                    self._failed_last[where] = first_line(error)
+                    self._failed_last[where] = cause_line(error)
             if part.last_try:
                 return
             raise

@@ -34,8 +34,9 @@ from pyspark.sql import SparkSession
 from avow import __version__
 from avow.arrow import binaries
 from avow.engines import failpoints
+from avow.engines.causes import cause_line
 from avow.engines.task import python_transform
-from avow.errors import ConfigError, first_line
+from avow.errors import ConfigError
 from avow.settings import Pipeline, revealed
 
 CONNECT_TIMEOUT_S = 5
@@ -127,7 +128,7 @@ def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive:
             session = builder.getOrCreate()
     except (PySparkException, Py4JError, RuntimeError) as error:
         raise ConfigError(
-            f"Spark does not start: {first_line(error)}",
+            f"Spark does not start: {cause_line(error)}",
             advice=f"Check [spark]; `avow doctor` checks Java. Spark's own log: {log}",
         ) from error
     # Of a run that ends in good order nobody wants it; after a kill -9 it stays.
@@ -292,7 +293,7 @@ def _cause(error: BaseException) -> str:
     """Why a Python worker did not come up: what it said itself, if it said anything."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if "No module named" in line or "Cannot run program" in line]
-    return said[-1] if said else first_line(error)
+    return said[-1] if said else cause_line(error)
 
 
 def has_ended(spark: SparkSession) -> bool:

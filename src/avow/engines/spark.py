@@ -36,6 +36,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from avow import sinks
 from avow.arrow import binaries
 from avow.engines import failpoints, sql
+from avow.engines.causes import cause_line
 from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation, Part
@@ -52,7 +53,7 @@ from avow.engines.task import (
     python_transform,
     set_aside,
 )
-from avow.errors import AvowError, ProtocolViolation, SourceError, first_line
+from avow.errors import AvowError, ProtocolViolation, SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
@@ -126,7 +127,7 @@ class Run:
         def look(error: Exception) -> None:
             if has_ended(spark):
                 raise AvowError(
-                    f"Spark has ended, and the run with it: {first_line(error)}",
+                    f"Spark has ended, and the run with it: {cause_line(error)}",
                     advice="The ledger is whole: start again. If it happens again, Spark's own log "
                     f"({keep_log()}), the master's page or the kernel's log (out of memory: raise [spark] "
                     "driver.memory) say why.",

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from avow.errors import AvowError, ConfigError, SinkError, SourceError, first_line, trace, translated
+from avow.engines.causes import cause_line, trace, translated
+from avow.errors import AvowError, ConfigError, SinkError, SourceError
 from avow.kafka.connect import strike
 from avow.sinks.postgres import tables
 
@@ -74,8 +75,8 @@ def test_errors_that_spark_reports(error: Captured, kind: type[AvowError], said:
     found = translated(error)
     assert type(found) is kind
     assert str(found).startswith(said)
-    assert said.removeprefix("Kafka's Java client: ") in first_line(error)
-    assert "\n" not in first_line(error)
+    assert said.removeprefix("Kafka's Java client: ") in cause_line(error)
+    assert "\n" not in cause_line(error)
     assert str(error) in trace(error)
 
 
