@@ -38,7 +38,7 @@ from avow.engines import sql
 from avow.engines.causes import trace, translated
 from avow.engines.columns import sink_columns
 from avow.engines.task import Work
-from avow.errors import AvowError, SinkError, SourceError
+from avow.errors import AvowError, ProtocolViolation, SinkError
 from avow.guarantee import Guarantee
 from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition
@@ -57,10 +57,10 @@ def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = 
     try:
         with table.open_reading(pipeline) as reading, Log(pipeline.source, pipeline.name) as log:
             return _Audit(pipeline, session, tell, reading, log).report()
-    except (SourceError, SinkError) as error:
-        return unknown(pipeline, str(error), error.advice)
-    except AvowError:
+    except ProtocolViolation:
         raise
+    except AvowError as error:  # also what the sink refuses for good: an audit that could not read has found nothing
+        return unknown(pipeline, str(error), error.advice)
     except Exception as error:  # noqa: BLE001 - an audit that could not finish has found nothing broken
         LOGGER.debug("the audit failed\n%s", trace(error))
         advice = "Audit again when the cause is fixed. --verbose shows the whole trace."

@@ -196,7 +196,7 @@ def _play(stage: Stage) -> int:
     show.line("broker-2 is back")
     show.rule("every offset, audited")
     return subprocess.run(
-        [sys.executable, "-m", "avow", "audit", str(stage.file)], env=stage.env, check=False
+        [sys.executable, "-m", "avow", "audit", str(stage.file), "--out", "-"], env=stage.env, check=False
     ).returncode
 
 

@@ -56,12 +56,10 @@ MIGRATIONS = (
         pipeline text NOT NULL, key text NOT NULL, seen_at timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (pipeline, key));
     """,
-    # What each pipeline delivers into, and how it was last declared. And a backslash in an idempotency key is doubled
-    # from here on; a backslash and xNN stand for a byte that is no text.
-    r"""
+    # What each pipeline delivers into, and how it was last declared.
+    """
     CREATE TABLE avow.pipelines (
         pipeline text PRIMARY KEY, table_oid bigint NOT NULL, table_name text NOT NULL, declared json NOT NULL);
-    UPDATE avow.keys SET key = regexp_replace(key, '\\(?!x[0-9a-f]{2})', '\\\\', 'g') WHERE strpos(key, '\') > 0;
     """,
 )
 CLAIMS_KEPT = "30 days"
