@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import shlex
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ def test_a_whole_life(folder: Path) -> None:
     """Up, killed, mended, down, up again with its data, fresh, down with nothing left."""
     up = avow("up", "--brokers", "1", "--dir", folder)
     assert up.returncode == 0, up.stderr
-    assert f"avow down --dir {folder}" in up.stdout
+    assert f"avow down --dir {shlex.quote(str(folder))}" in up.stdout
     assert "broker-1    ready at" in up.stderr
     assert "postgres    ready at" in up.stderr
     first = told(folder)
