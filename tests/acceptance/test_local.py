@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
-import shlex
 import subprocess
 import sys
 import time
