@@ -125,7 +125,7 @@ def topics(
             found = looking.names(log, internal=internal)
             disks = about(source, lambda told: told.disks())
             least: dict[str, int] = {}
-            with suppress(SourceError):  # not everybody may see configurations
+            with suppress(SourceError, ConfigError):  # not everybody may see configurations
                 least = looking.min_in_sync(log, found)
         else:
             described = looking.describe(log, names, about(source, lambda told: told.disks(names)))

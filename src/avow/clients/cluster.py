@@ -48,7 +48,7 @@ def facts(brokers: str, given: Mapping[str, str], topic: str, timeout_s: float =
 def in_sync_problem(brokers: str, given: Mapping[str, str], topic: str) -> str:
     """What keeps a topic from being written with acks all; empty if nothing is known that does."""
     found = None
-    with suppress(SourceError):
+    with suppress(SourceError, ConfigError):
         found = facts(brokers, given, topic, timeout_s=5)
     if found is None or found.in_sync >= found.needed:
         return ""

@@ -186,7 +186,7 @@ class Receipts:
         with self._lock:
             try:
                 return question()
-            except SinkError:
+            except (SinkError, ConfigError):
                 self._let_go()
                 raise
 
@@ -203,7 +203,7 @@ class Receipts:
             self._log = self._log or Log(self._pipeline.source, self._pipeline.name)
             self._log.timeout_s = max(ASK_MIN_S, left_s - (time.monotonic() - started))
             return question(self._log)
-        except SourceError:
+        except (SourceError, ConfigError):
             self._let_log_go()
             raise
         finally:
@@ -292,13 +292,13 @@ class Receipts:
             now = time.monotonic()
             try:
                 self._ids = log.partitions()
-            except SourceError:
+            except (SourceError, ConfigError):
                 self._no_answer_at = time.monotonic()
                 raise
             self._ids_at = now
 
         if self._ids_are_old(since):
-            with suppress(SourceError):
+            with suppress(SourceError, ConfigError):
                 self._asked_log(asked, by)
 
     def _ids_are_old(self, since: float) -> bool:
@@ -311,7 +311,7 @@ class Receipts:
         answers: it is no more than a doubt."""
         if not wanted:
             return {}
-        with suppress(SourceError):
+        with suppress(SourceError, ConfigError):
             view = self._asked_log(Log.cluster, by)  # and not of the declared topics, one of which may be gone
             there = {TopicPartition(one.topic, one.partition) for one in view.partitions}
             asked = {_place(one) for one in wanted} & there

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from avow import sinks
-from avow.errors import AvowError, SourceError, first_line
+from avow.errors import AvowError, ConfigError, SourceError, first_line
 from avow.kafka import groups
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import NOTHING, Counts, Entry
@@ -306,7 +306,7 @@ def _processes(log: Log, name: str) -> int | None:
     """How many processes of the consumer engine run; None where nobody says it. Those of Spark join no group."""
     try:
         (members,) = groups.describe(log, [f"{name}.members"])
-    except SourceError:
+    except (SourceError, ConfigError):
         return None
     return len(members.members)
 
