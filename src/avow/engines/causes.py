@@ -22,6 +22,7 @@ _JAVA_ADVICE = (
     "for some. The consumer engine (--engine consumer) does without it."
 )
 _PACKAGE = re.compile(r"^(?:\w+\.)+(?=[A-Z])")
+_QUERY = re.compile(r"Failed to \w+ query '.*?': (?=[A-Z]+: )")  # ADBC puts the whole query before the server's words
 
 
 def cause_line(error: BaseException) -> str:
@@ -66,7 +67,7 @@ def _is_sparks(error: BaseException) -> bool:
 def _root_cause(text: str) -> str:
     """Of a trace: what the Python exception says, or else the last of Java's causes."""
     if said := _last_traceback(text):
-        return _PACKAGE.sub("", said)
+        return _QUERY.sub("", _PACKAGE.sub("", said))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(_CRASHED in line for line in lines):  # more telling than Java's cause, which is the closed connection
         return f"a {_CRASHED}: it crashed or was killed, for example because memory ran out"

@@ -90,8 +90,8 @@ def _redrive_some(
         rows = prepared.rows
         if pipeline.by_sql:
             rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
-        if pipeline.tombstones == "delete" and rows.rows.num_rows:
-            since = OffsetRange(where.topic, where.partition, letters[0].offset + 1, entry.position)
+        since = OffsetRange(where.topic, where.partition, letters[0].offset + 1, entry.position)
+        if pipeline.tombstones == "delete" and rows.rows.num_rows and since:
             rows = Rows(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
         bad = {letter.offset for letter in prepared.letters}
         offset = pipeline.sink.lineage[2]
