@@ -110,7 +110,7 @@ def test_nested_floats_in_jsonb_are_exact_or_refused(bench: Make) -> None:
     with b.run(pipeline) as run:
         run.deliver({0: [f'{{"id":{n},"n":{text}}}'.encode() for n, text in enumerate(texts)]})
         assert run.counts() == Counts(5, 3, 2, 0)
-    assert b.letters() == [(0, 1, REFUSED), (0, 2, REFUSED)], "jsonb has no -0"
+    assert b.letters() == [(0, 1, f"{REFUSED}-22P02"), (0, 2, f"{REFUSED}-22P02")], "jsonb has no -0"
     # By PostgreSQL's own text: what numeric holds is exact.
     first, last, none = (row["n"] for row in b._query(f'SELECT n::text FROM "{b.table}" ORDER BY id'))
     assert first == '[{"d": 10000000000000000000000, "f": 0.1}]'
@@ -124,7 +124,7 @@ def test_nested_nan_that_a_transform_makes_is_a_dead_letter(bench: Make) -> None
     pipeline = b.pipeline("exactly-once", schema=schema, more='[transform]\npython = "tests.transforms:with_nan"')
     with b.run(pipeline) as run:
         run.deliver({0: [f'{{"id":{n},"n":[0.5]}}'.encode() for n in range(4)]})
-    assert (b.ids(), b.letters()) == ([0, 2], [(0, 1, REFUSED), (0, 3, REFUSED)])
+    assert (b.ids(), b.letters()) == ([0, 2], [(0, 1, f"{REFUSED}-22P02"), (0, 3, f"{REFUSED}-22P02")])
 
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("kafka", marks=pytest.mark.cluster)])

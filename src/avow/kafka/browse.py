@@ -26,7 +26,7 @@ import confluent_kafka as client
 from confluent_kafka import KafkaError, KafkaException
 
 from avow.errors import SourceError
-from avow.kafka.connect import made, settings_of, strike
+from avow.kafka.connect import made, of_the_group, settings_of, strike
 from avow.kafka.headers import headers_of, size_of
 from avow.kafka.log import Log, TopicPartition, as_bytes, timestamp_of
 from avow.settings import Source, revealed
@@ -237,7 +237,7 @@ class Browser:
                 for message in reader.consume(TAKE, TAKE_S):
                     number, offset = message.partition() or 0, message.offset() or 0
                     error = message.error()
-                    if number not in left or _of_the_group(error):
+                    if number not in left or of_the_group(error):
                         continue
                     until = spans[number][1]
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -298,7 +298,7 @@ class Browser:
             error = message.error()
             if error is None:
                 yield message
-            elif error.code() != KafkaError._PARTITION_EOF and not _of_the_group(error):
+            elif error.code() != KafkaError._PARTITION_EOF and not of_the_group(error):
                 raise self._failure(message.topic() or "", error)
 
     def _reader(self, isolation: str) -> client.Consumer:
@@ -341,12 +341,6 @@ def _narrower(spans: Mapping[int, tuple[int, int]], taken: _Taken) -> int:
     widest = max(end - start for start, end in spans.values())
     reached = max(taken.reached[p] - start for p, (start, _) in spans.items())
     return max(1, min(widest, reached) // 2)
-
-
-def _of_the_group(error: KafkaError | None) -> bool:
-    """librdkafka looks for the coordinator of its group even if partitions are only assigned. A user without a right to
-    the group is told so among the records, which come all the same."""
-    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def _seen(message: client.Message) -> Seen:

@@ -83,6 +83,12 @@ def is_permanent(error: KafkaError) -> bool:
     return error.code() in _PERMANENT
 
 
+def of_the_group(error: KafkaError | None) -> bool:
+    """librdkafka looks for the coordinator of its group even if partitions are only assigned. A user without a right to
+    the group gets this error among the records, which come all the same."""
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
 def words(error: KafkaError) -> str:
     """What it says, without the client's own bookkeeping."""
     return re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())

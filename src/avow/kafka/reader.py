@@ -32,7 +32,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from avow.errors import ConfigError, ProtocolViolation, SourceError
-from avow.kafka.connect import first_permanent, grant, is_permanent, made, settings_of, strike, words
+from avow.kafka.connect import first_permanent, grant, is_permanent, made, of_the_group, settings_of, strike, words
 from avow.kafka.headers import Headers, headers_of, size_of
 from avow.ledger import OffsetRange
 from avow.settings import Source, revealed
@@ -114,16 +114,16 @@ class Reader:
         heard_at = time.monotonic()
         while position < wanted.until:
             taken = self._consumer.consume(min(TAKE_RECORDS, wanted.until - position), TAKE_S)
-            if not taken:
-                if (complaint := first_permanent(self._complaints)) is not None:
+            ended = False
+            if any(map(client.Message.error, taken)):
+                taken, ended = self._without_errors(taken, wanted)
+            if not taken and not ended:
+                if (complaint := first_permanent(c for c in self._complaints if not of_the_group(c))) is not None:
                     raise self._refusal(wanted, complaint)
                 if time.monotonic() - heard_at > self._silence_s:
                     raise self._failure(wanted, f"nothing came for {self._silence_s:g} s at offset {position}")
                 continue
             heard_at = time.monotonic()
-            ended = False
-            if any(map(client.Message.error, taken)):
-                taken, ended = self._without_errors(taken, wanted)
             if taken:
                 position = taken[-1].offset() + 1  # type: ignore[operator]
                 if position > wanted.until:
@@ -139,6 +139,8 @@ class Reader:
             error = message.error()
             if error is None:
                 records.append(message)
+            elif of_the_group(error):
+                continue
             elif is_permanent(error):
                 raise self._refusal(wanted, error)
             elif error.code() != KafkaError._PARTITION_EOF:
