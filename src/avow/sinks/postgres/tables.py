@@ -20,7 +20,7 @@ from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN, Postgres, Table
 from avow.sinks.json import NotJson, value_text
-from avow.sinks.postgres.session import Session, literal, message, name
+from avow.sinks.postgres.session import Session, message, name
 
 _TYPES = {
     Scalar.BOOLEAN: "boolean",
@@ -157,7 +157,8 @@ def _check_kind_and_rights(session: Session, sink: Postgres, wanted: list[Column
     needed = rights[sink.mode]
     if "SELECT" not in needed and shape(session, sink.table).needs_insert:
         needed.append("SELECT")  # rows then go through a temporary table that is made like this one
-    names = ", ".join(f"({literal(column.name)})" for column in wanted)
+    # As a value, not in the statement: a column may be called $1.
+    names = json.dumps([column.name for column in wanted])
     missing = [
         right
         for right in needed
@@ -168,10 +169,11 @@ def _check_kind_and_rights(session: Session, sink: Postgres, wanted: list[Column
                 ""
                 if right == "DELETE"
                 else " OR (SELECT bool_and(has_column_privilege(to_regclass($1)::oid, c, $2))"
-                f" FROM (VALUES {names}) AS v (c))"
+                " FROM json_array_elements_text($3::json) AS v (c))"
             ),
             full_name(sink.table),
             right,
+            names,
         )[0][0]
     ]
     if missing:
