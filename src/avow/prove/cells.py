@@ -472,7 +472,8 @@ def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
             return Verdict.BROKEN, f"the run had to stop with {code}, {word}, and ended with {seen.exit_code}"
         if cell.audited and named and named not in seen.audit:
             return Verdict.BROKEN, f"the audit did not name {word}"
-        return Verdict.HELD, f"stopped with {code}, {word}, and nothing was written past it{_judges(cell)}"
+        stopped = f"{code}, {named}," if named else f"exit code {code}"
+        return Verdict.HELD, f"stopped with {stopped} and nothing was written past it{_judges(cell)}"
     if not seen.drained:
         return Verdict.UNKNOWN, "the pipeline did not get to the end again"
     # With a key the two count differently: the check by keys that lack their winner, the audit by records.
