@@ -14,13 +14,13 @@ import pyarrow as pa
 from avow.decode import decoder
 from avow.kafka.headers import CHECKSUM, checksum
 from avow.kafka.reader import headers_column
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 SCHEMA = "id long not null, account string not null, amount double, at timestamp, note string"
 
 
-def pipeline(unknown_fields: str = "reject", schema: str = SCHEMA) -> Pipeline:
-    return Pipeline.model_validate(
+def pipeline(unknown_fields: str = "reject", schema: str = SCHEMA) -> PipelineConfig:
+    return PipelineConfig.model_validate(
         {
             "name": "bench",
             "guarantee": "exactly-once",

@@ -43,7 +43,7 @@ from avow.ledger import Entry, OffsetRange
 from avow.local import jars
 from avow.plan import load_checked
 from avow.schema import parse
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink
 from avow.sinks.delta import DeltaFormat
 from avow.sinks.lake.book import Book
@@ -235,7 +235,7 @@ def _commits_ms(folder: Path, kind: str, partitions: int, count: int) -> list[fl
         return [_commit_ms(store, pipeline, run, number, partitions) for number in range(count)]
 
 
-def _commit_ms(store: CommittingSink, pipeline: Pipeline, run: int, number: int, partitions: int) -> float:
+def _commit_ms(store: CommittingSink, pipeline: PipelineConfig, run: int, number: int, partitions: int) -> float:
     """One commit: a file of one row and a position, for each partition."""
     planned = {TopicPartition("t", p): OffsetRange("t", p, number, number + 1) for p in range(partitions)}
     work = Work(pipeline, run, number, planned, store.brief())
@@ -263,7 +263,7 @@ def _read(number: int, todo: OffsetRange) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict(columns)
 
 
-def _local_pipeline(folder: Path, kind: str, number: int) -> Pipeline:
+def _local_pipeline(folder: Path, kind: str, number: int) -> PipelineConfig:
     where = f'path = "{folder}/t{number}"'
     if kind == "iceberg":
         where = f'table = "b.t{number}"\ncatalog = {{ warehouse = "{folder}/w" }}'

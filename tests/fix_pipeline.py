@@ -31,7 +31,7 @@ from avow.kafka import metadata
 from avow.local import spark
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 # Every session of others: idle, ours have no name, so that none stays on a pooler's connection.
 END_SESSIONS = (
@@ -107,7 +107,7 @@ class Scenario:
         out, err = child.communicate(timeout=180)
         return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
-    def load(self, path: Path, engine: str | None = None) -> Pipeline:
+    def load(self, path: Path, engine: str | None = None) -> PipelineConfig:
         return load_checked(path, {"DATABASE_URL": self.url}, engine=engine)
 
     def drain(self, path: Path, engine: str = "spark") -> list[str]:
@@ -166,7 +166,7 @@ class Scenario:
 _sparks: list[SparkSession] = []
 
 
-def session_spark(pipeline: Pipeline) -> SparkSession:
+def session_spark(pipeline: PipelineConfig) -> SparkSession:
     """One Spark for the whole test session."""
     if not _sparks:
         _sparks.append(spark.session(pipeline, short=True))

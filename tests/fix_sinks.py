@@ -33,7 +33,7 @@ from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import Cluster
 from avow.local.postgres import Postgres as PostgresServer
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink, StagingSink
 from avow.sinks.kafka import Store as KafkaStore
 from tests.kafka_stage import Read, read
@@ -142,7 +142,9 @@ class Bench:
     def path(self) -> Path:
         return self.folder / self.table
 
-    def pipeline(self, guarantee: str = "exactly-once", *lines: str, schema: str = SCHEMA, more: str = "") -> Pipeline:
+    def pipeline(
+        self, guarantee: str = "exactly-once", *lines: str, schema: str = SCHEMA, more: str = ""
+    ) -> PipelineConfig:
         file = self.folder / f"{self.name}.toml"
         file.write_text(
             f'name = "{self.name}"\nguarantee = "{guarantee}"\n'
@@ -188,7 +190,7 @@ class Bench:
     def ids(self) -> list[int]:
         return sorted(row["id"] for row in self.rows())
 
-    def run(self, pipeline: Pipeline | None = None, partitions: int = 2, **more: Any) -> Runner:
+    def run(self, pipeline: PipelineConfig | None = None, partitions: int = 2, **more: Any) -> Runner:
         return Runner(pipeline or self.pipeline(), partitions, joined=self.joined, **more)
 
 
@@ -196,7 +198,7 @@ class Bench:
 class Runner(AbstractContextManager["Runner"]):
     """One run: what the driver does, without an engine. Tasks run here too, one after the other."""
 
-    pipeline: Pipeline
+    pipeline: PipelineConfig
     partitions: int = 2
     number: int = 0
     batches: int = 0

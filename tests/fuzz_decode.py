@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from avow.decode import Decoded, decoder
 from avow.decode import json as reading
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 ROOT = Path(__file__).parents[1]
 SCALARS = ["boolean", "byte", "short", "int", "long", "float", "double", "string", "binary", "date"]
@@ -178,8 +178,8 @@ def members(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def pipeline(fields: list[tuple[str, str]]) -> Pipeline:
-    return Pipeline.model_validate(
+def pipeline(fields: list[tuple[str, str]]) -> PipelineConfig:
+    return PipelineConfig.model_validate(
         {
             "name": "p",
             "guarantee": "exactly-once",

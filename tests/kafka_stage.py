@@ -26,7 +26,7 @@ from avow.kafka.log import Log
 from avow.kafka.reader import headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import TaskSink
 from avow.sinks.kafka import KafkaTask, Store
 from avow.sinks.kafka.clients import Clients
@@ -145,7 +145,7 @@ class Stage:
         )
         return path
 
-    def pipeline(self, *file: str, **named: str) -> Pipeline:
+    def pipeline(self, *file: str, **named: str) -> PipelineConfig:
         return load_checked(self.file(*file, **named))
 
     def produce(
@@ -165,7 +165,7 @@ class Stage:
             producer.produce(self.source, value, key, partition, headers=headers or [], timestamp=timestamp_ms + number)
         assert producer.flush(60) == 0
 
-    def started(self, pipeline: Pipeline, start: int = 0) -> int:
+    def started(self, pipeline: PipelineConfig, start: int = 0) -> int:
         """What a run does before its first batch. Gives its number."""
         with Store(pipeline) as store:
             store.prepare()
@@ -177,11 +177,11 @@ class Stage:
             store.adopt({where: Entry(start, ids[where], run) for where in ids if where not in known})
         return run
 
-    def entries(self, pipeline: Pipeline) -> dict[int, Entry]:
+    def entries(self, pipeline: PipelineConfig) -> dict[int, Entry]:
         with Store(pipeline) as store:
             return {where.partition: entry for where, entry in store.entries().items()}
 
-    def deliver(self, pipeline: Pipeline, run: int, start: int, until: int, partition: int = 0) -> Report:
+    def deliver(self, pipeline: PipelineConfig, run: int, start: int, until: int, partition: int = 0) -> Report:
         """One range, as a task does it."""
         return delivered(pipeline, run, OffsetRange(self.source, partition, start, until), KafkaTask(pipeline, run))
 
@@ -201,7 +201,7 @@ class Stage:
         )
 
 
-def source_records(pipeline: Pipeline, planned: OffsetRange) -> pa.RecordBatch:
+def source_records(pipeline: PipelineConfig, planned: OffsetRange) -> pa.RecordBatch:
     found = [
         one
         for one in read(pipeline.source.brokers, planned.topic)
@@ -210,7 +210,7 @@ def source_records(pipeline: Pipeline, planned: OffsetRange) -> pa.RecordBatch:
     return batch(found)
 
 
-def delivered(pipeline: Pipeline, run: int, planned: OffsetRange, sink: TaskSink) -> Report:
+def delivered(pipeline: PipelineConfig, run: int, planned: OffsetRange, sink: TaskSink) -> Report:
     work = Work(pipeline, run, 0, {log.TopicPartition(planned.topic, planned.partition): planned})
 
     def records(todo: OffsetRange) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, Kafka, Lake, Pipeline, Postgres, Problem, load
+from avow.settings import REST_COLUMN, Kafka, Lake, PipelineConfig, Postgres, Problem, load
 from avow.sinks import SINKS, SinkKind
 
 
@@ -54,12 +54,12 @@ def load_checked(
     sinks: Mapping[str, SinkKind] = SINKS,
     *,
     engine: str | None = None,
-) -> Pipeline:
+) -> PipelineConfig:
     """The pipeline of a file, if everything that can be checked without I/O is right."""
     return load(path, env, check=partial(_problems, sinks=sinks), engine=engine)
 
 
-def _problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
+def _problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
     yield from _offer_problems(pipeline, sinks)
     # Not in ``settings``: a plain consumer, which has dead letters and no output, is declared with one topic for both.
     if isinstance(pipeline.sink, Kafka) and pipeline.dead_letter_topic in pipeline.declared_outputs:
@@ -70,7 +70,7 @@ def _problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Pro
         )
 
 
-def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
+def _offer_problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
     sink = sinks[pipeline.sink.kind]
     mode = pipeline.sink.mode
     offered = sink.offered(mode)
@@ -88,7 +88,7 @@ def _offer_problems(pipeline: Pipeline, sinks: Mapping[str, SinkKind]) -> Iterat
         )
 
 
-def plan(pipeline: Pipeline) -> Plan:
+def plan(pipeline: PipelineConfig) -> Plan:
     """Explain a checked pipeline."""
     guarantee = pipeline.guarantee
     hops = [_source(pipeline), _decode(pipeline)]
@@ -105,7 +105,7 @@ def plan(pipeline: Pipeline) -> Plan:
     )
 
 
-def _source(pipeline: Pipeline) -> Hop:
+def _source(pipeline: PipelineConfig) -> Hop:
     source = pipeline.source
     skips = source.on_data_loss == "skip"
     lost = "Records that retention deleted before they were claimed"
@@ -127,7 +127,7 @@ def _source(pipeline: Pipeline) -> Hop:
     )
 
 
-def _topics(pipeline: Pipeline) -> str:
+def _topics(pipeline: PipelineConfig) -> str:
     source = pipeline.source
     if source.topics_pattern is not None:
         return f"every topic that matches {source.shown('topics_pattern')}"
@@ -161,7 +161,7 @@ _TOMBSTONES = {
 }
 
 
-def _decode(pipeline: Pipeline) -> Hop:
+def _decode(pipeline: PipelineConfig) -> Hop:
     decode = pipeline.decode
     json = decode.format == "json"
     deletes = pipeline.tombstones == "delete"
@@ -179,7 +179,7 @@ def _decode(pipeline: Pipeline) -> Hop:
     )
 
 
-def _transform(pipeline: Pipeline) -> Hop:
+def _transform(pipeline: PipelineConfig) -> Hop:
     assert pipeline.transform is not None
     how = "SQL" if pipeline.transform.sql is not None else f"the function {pipeline.transform.shown('python')}"
     keys = ", ".join(pipeline.sink.shown("key"))
@@ -197,7 +197,7 @@ def _transform(pipeline: Pipeline) -> Hop:
     )
 
 
-def _sink(pipeline: Pipeline) -> Hop:
+def _sink(pipeline: PipelineConfig) -> Hop:
     sink = SINKS[pipeline.sink.kind]
     offer = sink.offers[pipeline.sink.mode]
     guarantee = pipeline.guarantee
@@ -226,7 +226,7 @@ def _order(guarantee: Guarantee) -> str:
     return f"{steps[0]} in one act" if guarantee.atomic else ", then ".join(steps)
 
 
-def _dead_letters(pipeline: Pipeline) -> Hop:
+def _dead_letters(pipeline: PipelineConfig) -> Hop:
     lake = isinstance(pipeline.sink, Lake)
     return Hop(
         "dead letters",
@@ -243,7 +243,7 @@ def _dead_letters(pipeline: Pipeline) -> Hop:
     )
 
 
-def _graveyard(pipeline: Pipeline) -> str:
+def _graveyard(pipeline: PipelineConfig) -> str:
     match pipeline.sink:
         case Kafka():
             return f"topic {pipeline.dead_letter_topic}"
@@ -252,7 +252,7 @@ def _graveyard(pipeline: Pipeline) -> str:
     return "avow.dead_letters"
 
 
-def _positions(pipeline: Pipeline) -> Hop:
+def _positions(pipeline: PipelineConfig) -> Hop:
     if SINKS[pipeline.sink.kind].ledger_in_group:
         return Hop(
             "positions",
@@ -272,7 +272,7 @@ def _positions(pipeline: Pipeline) -> Hop:
     )
 
 
-def _warnings(pipeline: Pipeline) -> Iterator[str]:
+def _warnings(pipeline: PipelineConfig) -> Iterator[str]:
     guarantee, mode = pipeline.guarantee, pipeline.sink.mode
     if guarantee is Guarantee.AT_MOST_ONCE:
         yield "at-most-once: records can be lost after a crash."
@@ -303,7 +303,7 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
     )
 
 
-def _topic_warnings(pipeline: Pipeline, sink: Kafka) -> Iterator[str]:
+def _topic_warnings(pipeline: PipelineConfig, sink: Kafka) -> Iterator[str]:
     yield f"The group {pipeline.shown('name')} is reserved: it holds the positions, and no consumer may use it."
     if pipeline.elsewhere:
         yield "The output is on another cluster: rows and positions cannot be in one act."

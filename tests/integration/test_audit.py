@@ -43,7 +43,7 @@ from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry, OffsetRange
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.postgres import Store
 
 pytestmark = pytest.mark.cluster
@@ -68,7 +68,7 @@ class World:
     name: str
     sections: dict[str, str]
 
-    def pipeline(self, guarantee: str = "exactly-once", **more: str) -> Pipeline:
+    def pipeline(self, guarantee: str = "exactly-once", **more: str) -> PipelineConfig:
         lines = {
             "source": f'brokers = "{self.cluster.bootstrap}"\ntopics = ["{self.topic}"]',
             "decode": f'format = "json"\nschema = "{SCHEMA}"',

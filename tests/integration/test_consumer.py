@@ -38,7 +38,7 @@ from avow.kafka.log import TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
 from avow.local.cluster import Cluster
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.kafka import store as kafka_store
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.postgres import Store
@@ -144,7 +144,7 @@ def flowing(s: Scenario) -> Iterator[list[int]]:
 
 
 @contextmanager
-def in_this_process(pipeline: Pipeline, observer: Observer = consumer.SILENT) -> Iterator[Future[None]]:
+def in_this_process(pipeline: PipelineConfig, observer: Observer = consumer.SILENT) -> Iterator[Future[None]]:
     """The consumer engine until the block ends."""
     running = consumer.Run(pipeline, observer=observer)
     with ThreadPoolExecutor() as pool:

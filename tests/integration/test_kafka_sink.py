@@ -28,7 +28,7 @@ from avow.kafka import log, metadata
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Selection
 from avow.sinks.kafka import KafkaLetters, KafkaTask, Store
 from avow.sinks.kafka import clients as kafka_clients
@@ -583,7 +583,7 @@ def test_a_mirror_over_a_pattern_does_not_read_its_own_output(stage: Make, clust
     first, second = f"{s.name}-in-1", f"{s.name}-in-2"
     mirror = 'topic = "copy.{_kafka_topic}"'
 
-    def declared(pattern: str, sink: str) -> Pipeline:
+    def declared(pattern: str, sink: str) -> PipelineConfig:
         path = s.file(sink=sink)
         path.write_text(path.read_text().replace(f'topics = ["{s.source}"]', f"topics_pattern = '{pattern}'"))
         return load_checked(path)

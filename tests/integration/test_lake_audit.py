@@ -17,7 +17,7 @@ from avow.engines.spark import _REPORT, _reported
 from avow.engines.task import Work, commit_staged, decoded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, OffsetRange
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink
 from avow.sinks.iceberg.table import PROPERTIES
 
@@ -31,7 +31,7 @@ def b(request: pytest.FixtureRequest, bench: Make) -> Bench:
     return bench(request.param)
 
 
-def compared(pipeline: Pipeline, values: Values) -> Compared:
+def compared(pipeline: PipelineConfig, values: Values) -> Compared:
     """What an audit's task finds, given the records of partition 0."""
     planned = OffsetRange(TOPIC, 0, 0, len(values))
     with open_reading(pipeline) as reading:

@@ -26,7 +26,7 @@ from avow.errors import ConfigError, PositionBehind
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import PortPicker
-from avow.settings import Pipeline, Postgres
+from avow.settings import PipelineConfig, Postgres
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import Refusal, Remarking, Selection
 from avow.sinks.postgres import PostgresTask, Store
@@ -41,7 +41,7 @@ def b(bench: Callable[..., Bench]) -> Bench:
     return bench("postgres")
 
 
-def pipeline(b: Bench, mode: str = "append", guarantee: str = "exactly-once", schema: str = SCHEMA) -> Pipeline:
+def pipeline(b: Bench, mode: str = "append", guarantee: str = "exactly-once", schema: str = SCHEMA) -> PipelineConfig:
     lines = [] if mode == "append" else [f'mode = "{mode}"', 'key = ["id"]']
     return b.pipeline(guarantee, *lines, schema=schema)
 
@@ -91,7 +91,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Bench], object]]] = {
 }
 
 
-def put(declared: Pipeline, values: Sequence[bytes | None], run: int = 1) -> dict[int, Refusal]:
+def put(declared: PipelineConfig, values: Sequence[bytes | None], run: int = 1) -> dict[int, Refusal]:
     """One act of a task. What was refused, by offset. (An engine then reads the records again from Kafka.)"""
     sink = PostgresTask(declared, run)
     made = batch(values, 0, 0, [None] * len(values))
@@ -186,7 +186,7 @@ def user(b: Bench, *rights: str) -> Iterator[str]:
         sql(b, f"DROP OWNED BY {who}", f"DROP ROLE {who}")
 
 
-def as_user(declared: Pipeline, url: str) -> Pipeline:
+def as_user(declared: PipelineConfig, url: str) -> PipelineConfig:
     return declared.model_copy(update={"sink": declared.sink.model_copy(update={"url": SecretStr(url)})})
 
 
@@ -253,7 +253,7 @@ def test_a_text_that_varchar_would_cut_is_a_dead_letter(b: Bench, mode: str) -> 
 # What the ledger remembers
 
 
-def adopting(b: Bench, declared: Pipeline, position: int, name: str = "another") -> None:
+def adopting(b: Bench, declared: PipelineConfig, position: int, name: str = "another") -> None:
     """A pipeline of another name, into the same table, that begins there."""
     other = declared.model_copy(update={"name": f"{b.name}-{name}"})
     with driver_sink(other) as store:
@@ -283,7 +283,7 @@ def test_a_new_name_does_not_begin_below_rows_of_its_partition(b: Bench, mode: s
 def test_another_table_is_refused(b: Bench) -> None:
     declared = pipeline(b)
 
-    def into(table: str) -> Pipeline:
+    def into(table: str) -> PipelineConfig:
         assert isinstance(declared.sink, Postgres)
         update = {"table": replace(declared.sink.table, name=table)}
         return declared.model_copy(update={"sink": declared.sink.model_copy(update=update)})
@@ -312,7 +312,7 @@ def test_another_table_is_refused(b: Bench) -> None:
 
 
 def test_what_is_declared_otherwise_is_remarked(b: Bench) -> None:
-    def remarks(declared: Pipeline) -> list[str]:
+    def remarks(declared: PipelineConfig) -> list[str]:
         with driver_sink(declared) as store:
             assert isinstance(store, Remarking)
             store.prepare()

@@ -22,7 +22,7 @@ from avow.prove.cells import FAULTS, Cell
 from avow.prove.check import Fate, Row, Sent, compare
 from avow.prove.form import Numbered
 from avow.prove.witnesses import WITNESSES, Witness
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 TABLE = "p_records"
 SENT = [Sent(number, number, Fate.ACKNOWLEDGED, number % 2, number // 2) for number in range(10)]
@@ -68,7 +68,7 @@ def witness(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 def start(kind: str, witness: Witness, tmp_path: Path) -> Callable[[], Runner]:
     """A run of the pipeline that a cell has."""
 
-    def made() -> Pipeline:
+    def made() -> PipelineConfig:
         path = tmp_path / "pipeline.toml"
         cell = Cell(FAULTS["zombie"], Guarantee.EXACTLY_ONCE, kind)
         path.write_text(Numbered().text(cell, TOPIC, witness, "127.0.0.1:1", 500))

@@ -36,7 +36,7 @@ from avow.ledger import OffsetRange
 from avow.local.broker import Broker, kafka_uuid
 from avow.local.cluster import PortPicker
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 pytestmark = pytest.mark.cluster
 
@@ -108,7 +108,7 @@ class Site:
             producer.produce(topic, json.dumps({"id": number}).encode())
         assert producer.flush(30) == 0
 
-    def pipeline(self, topic: str, sink: str = "", *, engine: str = "consumer", **settings: str) -> Pipeline:
+    def pipeline(self, topic: str, sink: str = "", *, engine: str = "consumer", **settings: str) -> PipelineConfig:
         """Into a Delta table, unless the sink is another."""
         name = f"p-{uuid4().hex[:8]}"
         given = "".join(f'kafka."{key}" = "{value}"\n' for key, value in (login("pipe") | settings).items())

@@ -19,7 +19,7 @@ from avow.engines.task import REFUSED
 from avow.errors import PositionBehind, PositionMoved, Superseded, TooManyDeadLetters
 from avow.guarantee import Act
 from avow.ledger import Counts, OffsetRange
-from avow.settings import Mode, Pipeline
+from avow.settings import Mode, PipelineConfig
 from avow.settings.tree import DeadLetters
 from avow.sinks import SINKS, dead_letters, task_sink
 from avow.sinks.base import GLIMPSE_BYTES, CommittingSink, Selection, StagingSink
@@ -237,7 +237,7 @@ def test_the_fingerprint_of_the_last_record_is_kept(b: Bench) -> None:
     assert first.topic_id == "id"
 
 
-def strict(pipeline: Pipeline) -> Pipeline:
+def strict(pipeline: PipelineConfig) -> PipelineConfig:
     """The pipeline, with a share of bad records that stops it."""
     return pipeline.model_copy(update={"dead_letters": DeadLetters(max_share=0.001)})
 

@@ -22,7 +22,7 @@ from avow.cli.audit import show
 from avow.dashboard.evidence import Evidence
 from avow.ledger import Counts
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 PIPELINE = """
 name = "payments"
@@ -46,13 +46,13 @@ CORRUPTED = Finding(Kind.CORRUPTED, "payments", 0, (Span(4711, 4712, 1),), 1, ("
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, request: pytest.FixtureRequest) -> Pipeline:
+def pipeline(tmp_path: Path, request: pytest.FixtureRequest) -> PipelineConfig:
     path = tmp_path / "pipeline.toml"
     path.write_text(PIPELINE.format(guarantee=getattr(request, "param", "exactly-once")))
     return load_checked(path, {})
 
 
-def report(pipeline: Pipeline, *findings: Finding, records: bool = True) -> Report:
+def report(pipeline: PipelineConfig, *findings: Finding, records: bool = True) -> Report:
     return summed_up(pipeline, PARTITIONS if records else (), findings, ["a note [of mine]"], 0, 6.54)
 
 
@@ -63,26 +63,26 @@ def shown(of: Report, max_shown: int = 10) -> str:
     return console.file.getvalue()
 
 
-def test_held(pipeline: Pipeline) -> None:
+def test_held(pipeline: PipelineConfig) -> None:
     held = report(pipeline)
     assert held.sentence == "held: 2,468,000 records, and each is where exactly-once promises it."
     assert (held.verdict, held.advice) == (Verdict.HELD, "")
 
 
 @pytest.mark.parametrize("pipeline", ["at-most-once"], indirect=True)
-def test_held_with_what_is_permitted(pipeline: Pipeline) -> None:
+def test_held_with_what_is_permitted(pipeline: PipelineConfig) -> None:
     held = report(pipeline, LOST)
     assert held.sentence.startswith("held: 15 lost, which at-most-once permits;")
     assert "permitted" in shown(held)
 
 
-def test_broken_names_what_is_not_permitted(pipeline: Pipeline) -> None:
+def test_broken_names_what_is_not_permitted(pipeline: PipelineConfig) -> None:
     broken = report(pipeline, CORRUPTED, LOST)
     assert broken.sentence == "broken: 15 lost, 1 corrupted. exactly-once does not permit that."
     assert broken.advice == _ADVICE[Kind.LOST]
 
 
-def test_unknown(pipeline: Pipeline) -> None:
+def test_unknown(pipeline: PipelineConfig) -> None:
     assert report(pipeline, records=False).verdict is Verdict.UNKNOWN
     assert unknown(pipeline, "Kafka is away", "Look for it.").sentence == "unknown: Kafka is away"
     assert EXIT_CODES == {"held": 0, "broken": 1, "unknown": 2}
@@ -92,7 +92,7 @@ def test_every_kind_has_its_advice() -> None:
     assert set(_ADVICE) == set(Kind)
 
 
-def test_the_page_is_narrow_aligned_and_escaped(pipeline: Pipeline) -> None:
+def test_the_page_is_narrow_aligned_and_escaped(pipeline: PipelineConfig) -> None:
     text = shown(report(pipeline, CORRUPTED, LOST))
     assert max(map(len, text.splitlines())) <= 100
     assert re.search(r"^lost +payments/1 +15  17, \[30, 45\) *$", text, re.MULTILINE)
@@ -103,13 +103,13 @@ def test_the_page_is_narrow_aligned_and_escaped(pipeline: Pipeline) -> None:
     assert len({line.index("1,234,000") for line in text.splitlines() if "1,234,000" in line}) == 1
 
 
-def test_no_more_ranges_than_asked_for(pipeline: Pipeline) -> None:
+def test_no_more_ranges_than_asked_for(pipeline: PipelineConfig) -> None:
     text = shown(report(pipeline, LOST), 1)
     assert "17, and 1 ranges more" in text
     assert "[30, 45)" not in text
 
 
-def test_as_data(pipeline: Pipeline) -> None:
+def test_as_data(pipeline: PipelineConfig) -> None:
     told = json.loads(json.dumps(report(pipeline, LOST).as_json(1)))
     assert told["verdict"] == "broken"
     assert told["findings"] == [
@@ -158,7 +158,7 @@ def test_a_report_is_kept_where_the_dashboard_looks(tmp_path: Path, monkeypatch:
 
 
 def test_the_newest_reports_of_each_pipeline_stay(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "KEPT_MAX", 2)
     places = tmp_path / "audits"

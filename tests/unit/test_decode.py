@@ -23,7 +23,7 @@ from avow.kafka.log import fingerprint
 from avow.kafka.reader import as_batch, headers_column
 from avow.ledger import OffsetRange
 from avow.schema import parse
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 FLAT = "id long not null, account string not null, amount double, at timestamp, note string"
 GOOD = b'{"id":17,"account":"acc-000017","amount":12.5,"at":"2026-01-01T00:00:00.000001Z","note":"n"}'
@@ -36,8 +36,8 @@ GOOD_ROW = {
 }
 
 
-def pipeline(decode: dict[str, Any] | None = None, **sink: Any) -> Pipeline:
-    return Pipeline.model_validate(
+def pipeline(decode: dict[str, Any] | None = None, **sink: Any) -> PipelineConfig:
+    return PipelineConfig.model_validate(
         {
             "name": "p",
             "guarantee": "exactly-once",

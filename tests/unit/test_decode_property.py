@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from avow.decode import Decoded, decoder
 from avow.decode import json as reading
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 # ---- the slow reading: syntax --------------------------------------------------------------------------------------
 
@@ -384,9 +384,9 @@ def ddl(type: T) -> str:
     return str(type[0])
 
 
-def pipeline(fields: list[tuple[str, T, bool]], policy: str) -> Pipeline:
+def pipeline(fields: list[tuple[str, T, bool]], policy: str) -> PipelineConfig:
     schema = ", ".join(f"`{name}` {ddl(type)}" + " not null" * required for name, type, required in fields)
-    return Pipeline.model_validate(
+    return PipelineConfig.model_validate(
         {
             "name": "p",
             "guarantee": "exactly-once",

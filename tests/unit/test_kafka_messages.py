@@ -18,7 +18,7 @@ from avow.kafka.log import TopicPartition
 from avow.kafka.reader import HEADERS, headers_column, headers_from_text, headers_to_text
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.plan import load_checked, plan
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks import json as as_json
 from avow.sinks.base import DeadLetter, refuse_whole
 from avow.sinks.kafka import entries, letters, messages
@@ -29,7 +29,9 @@ from avow.sinks.kafka.messages import Mapper, Messages, output_topics, read_orig
 WHERE = TopicPartition("t", 0)
 
 
-def pipeline(folder: Path, sink: str = 'topic = "out"', *, guarantee: str = "exactly-once", more: str = "") -> Pipeline:
+def pipeline(
+    folder: Path, sink: str = 'topic = "out"', *, guarantee: str = "exactly-once", more: str = ""
+) -> PipelineConfig:
     path = folder / "p.toml"
     path.write_text(
         f'name = "p"\nguarantee = "{guarantee}"\n[source]\nbrokers = "a:1"\ntopics = ["in"]\n'

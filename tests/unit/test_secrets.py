@@ -18,7 +18,7 @@ from avow.cli import main
 from avow.errors import ConfigError
 from avow.kafka.connect import strike
 from avow.plan import load_checked, plan
-from avow.settings import Pipeline, Postgres, Section, load, revealed
+from avow.settings import PipelineConfig, Postgres, Section, load, revealed
 
 NEEDLE = "hunter2"  # in every secret below, and nowhere else
 
@@ -132,7 +132,7 @@ def file(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def everything_shown(pipeline: Pipeline) -> str:
+def everything_shown(pipeline: PipelineConfig) -> str:
     """All that a program could show of a tree without reaching for a value on purpose."""
     stream = StringIO()
     handler = logging.StreamHandler(stream)

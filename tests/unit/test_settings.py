@@ -16,7 +16,7 @@ from avow import settings
 from avow.errors import ConfigError
 from avow.guarantee import Guarantee
 from avow.schema import parse
-from avow.settings import Pipeline, Postgres, Table, load, revealed
+from avow.settings import PipelineConfig, Postgres, Table, load, revealed
 from avow.settings.tree import SINK_KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("p.toml")
 
 
-def loaded(path: Path, *edits: tuple[int, str]) -> Pipeline:
+def loaded(path: Path, *edits: tuple[int, str]) -> PipelineConfig:
     path.write_text(edited(*edits))
     return load(path, ENV)
 
@@ -621,4 +621,4 @@ def test_the_reference_names_every_key_and_no_other() -> None:
     text = (ROOT / "docs/PIPELINE.md").read_text()
     rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
     sinks = {key for kind in SINK_KINDS.values() for key in keys(kind, "sink.")}
-    assert rows == set(keys(Pipeline)) | sinks
+    assert rows == set(keys(PipelineConfig)) | sinks

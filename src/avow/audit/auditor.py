@@ -43,13 +43,13 @@ from avow.guarantee import Guarantee
 from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import NOTHING, LogView, OffsetRange
-from avow.settings import REST_COLUMN, Kafka, Pipeline
+from avow.settings import REST_COLUMN, Kafka, PipelineConfig
 
 Tell = Callable[[str], None]
 LOGGER = logging.getLogger("avow.audit")  # traces: silent unless somebody listens
 
 
-def audit(pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell = lambda _: None) -> Report:
+def audit(pipeline: PipelineConfig, session: Callable[[], SparkSession], tell: Tell = lambda _: None) -> Report:
     """Audit a pipeline. What cannot be reached or read makes the verdict unknown, with the reason.
 
     ``session`` gives a Spark session; it is called when one is needed, and not before.
@@ -83,7 +83,12 @@ class _State:
 
 class _Audit:
     def __init__(
-        self, pipeline: Pipeline, session: Callable[[], SparkSession], tell: Tell, reading: table.Reading, log: Log
+        self,
+        pipeline: PipelineConfig,
+        session: Callable[[], SparkSession],
+        tell: Tell,
+        reading: table.Reading,
+        log: Log,
     ) -> None:
         self._pipeline = pipeline
         self._session = session
@@ -265,7 +270,7 @@ class _Audit:
                 yield Finding(Kind.MISCOUNTED, where.topic, where.partition, (span,), off, (), why)
 
 
-def _key_types(pipeline: Pipeline, payload: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+def _key_types(pipeline: PipelineConfig, payload: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
     """The Arrow types of sink.key, lineage columns among them."""
     lineage = dict(zip(pipeline.sink.lineage, (pa.string(), pa.int32(), pa.int64(), spark.TIME), strict=True))
     types = {name: (lineage | payload)[name] for name in pipeline.sink.key}

@@ -39,7 +39,7 @@ from avow.kafka.headers import headers_of
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.schema import Field
-from avow.settings import Kafka, Pipeline
+from avow.settings import Kafka, PipelineConfig
 from avow.sinks.base import Selection
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka import register
@@ -56,7 +56,7 @@ UNMARKED = TopicPartition("", 0)  # where records stand that do not say which on
 class KafkaReading:
     """The output of one pipeline, up to where it ended at one moment."""
 
-    def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
+    def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._pipeline = pipeline
         self._sink = pipeline.sink

@@ -24,14 +24,14 @@ from avow.audit.table import TableReading
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Lake, Pipeline
+from avow.settings import Lake, PipelineConfig
 from avow.sinks import lake_tables
 from avow.sinks.lake.redrive import there
 from avow.sinks.lake.table import Chosen, LakeTable
 
 
 class LakeReading(TableReading):
-    def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
+    def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, Lake)
         self._sink = pipeline.sink
         self._rows, self._letters = lake_tables(pipeline)

@@ -19,7 +19,7 @@ from avow.audit.table import TableReading
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.schema import Array, Field, Map, Struct
-from avow.settings import REST_COLUMN, Pipeline, Postgres
+from avow.settings import REST_COLUMN, PipelineConfig, Postgres
 from avow.sinks.postgres.session import Session, as_sink_error, literal, name
 from avow.sinks.postgres.tables import full_name
 
@@ -29,7 +29,7 @@ class PostgresReading(TableReading, Session):
 
     _sink: Postgres
 
-    def __init__(self, pipeline: Pipeline, snapshot: str | None = None) -> None:
+    def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, Postgres)
         self._pipeline = pipeline
         self._sink = pipeline.sink

@@ -15,7 +15,7 @@ from avow.audit.findings import Finding, Kind, permits
 from avow.audit.judge import ALL_SEEN, Reservation, Verdict, verdict
 from avow.guarantee import Guarantee
 from avow.ledger import NOTHING, Counts
-from avow.settings import Mode, Pipeline
+from avow.settings import Mode, PipelineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class Report:
         return {**asdict(self), "findings": findings, "tally": asdict(self.tally), "counts": asdict(self.counts)}
 
 
-def unknown(pipeline: Pipeline, reason: str, advice: str) -> Report:
+def unknown(pipeline: PipelineConfig, reason: str, advice: str) -> Report:
     """Nothing could be audited."""
     name, guarantee, mode = pipeline.name, pipeline.guarantee, pipeline.sink.mode
     return Report(name, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice)
 
 
 def summed_up(
-    pipeline: Pipeline,
+    pipeline: PipelineConfig,
     partitions: tuple[Audited, ...],
     findings: Iterable[Finding],
     notes: Iterable[str],

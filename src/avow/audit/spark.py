@@ -37,7 +37,7 @@ from avow.engines.task import Prepared, decoded, numbers
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 TIME = pa.timestamp("us", "UTC")
 SHARED_SHOWN = 5
@@ -170,7 +170,7 @@ def _given(job: Job, where: TopicPartition, prepared: Iterable[Prepared]) -> Ite
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _judged(batches: Iterable[pa.RecordBatch], pipeline: Pipeline) -> Iterator[pa.RecordBatch]:
+def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iterator[pa.RecordBatch]:
     """In a task: one row a key with its histories in, what is wrong out."""
     for batch in batches:
         lists = batch.column("histories")
@@ -210,7 +210,7 @@ def _shared(wrong: pa.Table) -> SharedKeys:
 
 def uncommitted(
     session: SparkSession,
-    pipeline: Pipeline,
+    pipeline: PipelineConfig,
     ranges: Mapping[TopicPartition, OffsetRange],
     phantoms: Iterable[Finding],
 ) -> dict[tuple[str, int], Offsets]:

@@ -20,7 +20,7 @@ from avow.audit.findings import Finding, Offsets
 from avow.audit.judge import Known
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Delta, Iceberg, Kafka, Pipeline, Postgres, Sink
+from avow.settings import Delta, Iceberg, Kafka, PipelineConfig, Postgres, Sink
 
 
 class Reading(Protocol):
@@ -101,7 +101,7 @@ class TableReading:
         return iter(())
 
 
-def open_reading(pipeline: Pipeline, snapshot: str | None = None) -> Reading:
+def open_reading(pipeline: PipelineConfig, snapshot: str | None = None) -> Reading:
     """The pipeline's sink now, or at a moment that another reading has named."""
     match pipeline.sink:
         case Postgres():

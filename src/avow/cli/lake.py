@@ -11,7 +11,7 @@ import click
 from avow import sinks
 from avow.errors import ConfigError
 from avow.plan import load_checked
-from avow.settings import Lake, Pipeline
+from avow.settings import Lake, PipelineConfig
 
 
 @click.group()
@@ -19,7 +19,7 @@ def lake() -> None:
     """Keep a Delta or Iceberg table in order."""
 
 
-def _pipeline(file: Path) -> tuple[Pipeline, Lake]:
+def _pipeline(file: Path) -> tuple[PipelineConfig, Lake]:
     pipeline = load_checked(file)
     if not isinstance(pipeline.sink, Lake):
         raise ConfigError(

@@ -21,7 +21,7 @@ from avow.engines.causes import translated
 from avow.engines.progress import Observer, Progress
 from avow.errors import AvowError
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 
 class View(AbstractContextManager["View"]):
@@ -144,7 +144,7 @@ def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
     show.event("drained" if once else "stopped")
 
 
-def _on_spark(pipeline: Pipeline, once: bool, show: View) -> None:
+def _on_spark(pipeline: PipelineConfig, once: bool, show: View) -> None:
     # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
     from pyspark.sql import SparkSession
 
@@ -161,7 +161,7 @@ def _on_spark(pipeline: Pipeline, once: bool, show: View) -> None:
     running.execute()
 
 
-def _as_consumer(pipeline: Pipeline, once: bool, show: View) -> None:
+def _as_consumer(pipeline: PipelineConfig, once: bool, show: View) -> None:
     from avow.engines.consumer import Run
 
     running = Run(pipeline, once=once, observer=Observer(show.progress, show.event))

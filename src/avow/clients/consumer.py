@@ -36,7 +36,7 @@ from avow.clients.terms import Terms, checked
 from avow.engines.failpoints import failpoint
 from avow.errors import ConfigError, HandlerFailed, SinkError, SourceError, Superseded, first_line
 from avow.kafka.log import Log, TopicPartition
-from avow.settings import Offsets, Pipeline, declared
+from avow.settings import Offsets, PipelineConfig, declared
 
 __all__ = ["Batch", "Consumer", "Record", "Totals", "Transaction"]
 
@@ -404,7 +404,7 @@ class _Open:
     """What an open consumer holds."""
 
     def __init__(
-        self, pipeline: Pipeline, terms: Terms, once: bool, stop: threading.Event, event: Callable[[str], None]
+        self, pipeline: PipelineConfig, terms: Terms, once: bool, stop: threading.Event, event: Callable[[str], None]
     ) -> None:
         self._terms = terms
         self._pipeline = pipeline
@@ -492,7 +492,7 @@ class _Open:
 
 def _pipeline(
     group: str, terms: Terms, source: dict[str, Any], database: str | None, dead_letters: str | None
-) -> Pipeline:
+) -> PipelineConfig:
     """A consumer as the pipeline that it is: its group is the name, under which a ledger knows it."""
     letters = dead_letters or f"{group}.dead-letters"
     sink = (

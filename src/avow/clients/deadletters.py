@@ -15,7 +15,7 @@ from avow.clients.member import Record
 from avow.errors import ConfigError, first_line
 from avow.kafka.connect import flushed, made, settings_of
 from avow.kafka.log import Log
-from avow.settings import Pipeline, revealed
+from avow.settings import PipelineConfig, revealed
 from avow.sinks.base import DeadLetter
 from avow.sinks.kafka import letters
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, as_ours
@@ -53,7 +53,7 @@ def text_of(error: BaseException) -> str:
 class LetterBox:
     """The dead-letter topic of one group."""
 
-    def __init__(self, pipeline: Pipeline, log: Log) -> None:
+    def __init__(self, pipeline: PipelineConfig, log: Log) -> None:
         self.topic = pipeline.dead_letter_topic
         given = revealed(pipeline.source.kafka)
         own = {"enable.idempotence": True, "acks": "all", "message.max.bytes": MESSAGE_BYTES_MAX, "linger.ms": 0}

@@ -34,7 +34,7 @@ from avow.engines.progress import Observer
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, SourceError, first_line
 from avow.kafka.log import TopicPartition, fingerprint
 from avow.ledger import Counts, Entry, OffsetRange
-from avow.settings import Pipeline, Postgres
+from avow.settings import PipelineConfig, Postgres
 from avow.sinks.base import DeadLetter, Move
 from avow.sinks.postgres import session, store
 from avow.sinks.postgres.task import headers_json
@@ -172,7 +172,7 @@ class LedgerKeeping:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineConfig,
         known: Mapping[TopicPartition, str],
         longest_s: float,
         stop: threading.Event,

@@ -36,7 +36,7 @@ from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
 from avow.plan import load_checked
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import Claimed, DeadLetter, DriverSink, Held, Letters, Selection
 
 __all__ = ["Answer", "Receipt", "Receipts", "State"]
@@ -70,8 +70,8 @@ class Placed(Protocol):
 class Receipts:
     """What became of records, for one pipeline. Threads may share it. Close it, or use it as a context manager."""
 
-    def __init__(self, pipeline: Pipeline | Path | str) -> None:
-        self._pipeline = pipeline if isinstance(pipeline, Pipeline) else load_checked(Path(pipeline))
+    def __init__(self, pipeline: PipelineConfig | Path | str) -> None:
+        self._pipeline = pipeline if isinstance(pipeline, PipelineConfig) else load_checked(Path(pipeline))
         self._lock = threading.Lock()  # of the sink's connections: each is for one at a time
         self._store: DriverSink | None = None
         self._letters: Letters | None = None
@@ -389,7 +389,7 @@ class Receipts:
 
 
 @contextmanager
-def _reading(pipeline: Pipeline, silence_s: float) -> Iterator[Reader]:
+def _reading(pipeline: PipelineConfig, silence_s: float) -> Iterator[Reader]:
     reader = Reader(pipeline.source, pipeline.name, silence_s=silence_s)
     try:
         yield reader

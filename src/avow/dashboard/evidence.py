@@ -23,7 +23,7 @@ from avow.guarantee import Guarantee
 from avow.prove import history, report
 from avow.prove.cells import ENGINES, FAULTS
 from avow.prove.report import Played
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 if TYPE_CHECKING:
     from avow.dashboard.house import House
@@ -149,7 +149,7 @@ class Evidence:
     def last_audit(self, pipeline: str) -> AuditRow | None:
         return next((audit_row(one) for one in self.audits() if one.report.get("pipeline") == pipeline), None)
 
-    def last_proof(self, pipeline: Pipeline) -> ProofRow | None:
+    def last_proof(self, pipeline: PipelineConfig) -> ProofRow | None:
         """The newest in which pipelines like this one were played: same guarantee, sink, mode and engine."""
         for path, header, cells in self.proofs():
             mine = [cell for cell in cells if _like(cell, pipeline)]
@@ -158,7 +158,7 @@ class Evidence:
         return None
 
 
-def _like(cell: Played, pipeline: Pipeline) -> bool:
+def _like(cell: Played, pipeline: PipelineConfig) -> bool:
     engine = ENGINES.get(cell.engine)
     return (cell.guarantee, cell.sink, cell.mode, engine.name if engine else cell.engine) == (
         pipeline.guarantee,

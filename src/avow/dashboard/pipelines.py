@@ -26,7 +26,7 @@ from avow.dashboard.show import HEADERS_MAX, Shown, shown, shown_headers, visibl
 from avow.dashboard.watch import Watched, Where
 from avow.errors import AvowError, ConfigError
 from avow.plan import Hop, plan
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks import SINKS
 from avow.sinks.base import Claim, Glimpse, Selection
 
@@ -141,7 +141,7 @@ def _state(one: Watched) -> str:
     return "stalled" if one.still_since is not None and time.time() - one.still_since >= STALLED_S else "behind"
 
 
-def _topics(pipeline: Pipeline) -> str:
+def _topics(pipeline: PipelineConfig) -> str:
     source = pipeline.source
     if source.topics_pattern is not None:
         return str(source.shown("topics_pattern"))
@@ -205,7 +205,7 @@ def _find(house: House, name: str) -> Watched:
     return one
 
 
-def loaded(house: House, name: str) -> tuple[Watched, Pipeline]:
+def loaded(house: House, name: str) -> tuple[Watched, PipelineConfig]:
     """A pipeline whose file is good."""
     one = _find(house, name)
     if one.pipeline is None:

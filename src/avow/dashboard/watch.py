@@ -24,7 +24,7 @@ from avow.kafka import groups
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import NOTHING, Counts, Entry
 from avow.plan import load_checked
-from avow.settings import Kafka, Pipeline, Source
+from avow.settings import Kafka, PipelineConfig, Source
 from avow.sinks.base import Claim
 
 EVERY_S = 3.0
@@ -101,9 +101,9 @@ class Watched:
 
     file: Path
     name: str
-    pipeline: Pipeline | None = None
+    pipeline: PipelineConfig | None = None
     problem: str = ""
-    looked_at: Pipeline | None = None  # what the sample and the points are of
+    looked_at: PipelineConfig | None = None  # what the sample and the points are of
     sample: Sample | None = None  # what was seen last
     trouble: Trouble | None = None  # of the last look, if it saw nothing
     points: deque[Point] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -214,7 +214,7 @@ class Watch:
         with self._lock:
             self._known = found
 
-    def _load(self, file: Path) -> tuple[str, Pipeline | None, str]:
+    def _load(self, file: Path) -> tuple[str, PipelineConfig | None, str]:
         try:
             pipeline = load_checked(file) if self._env is None else load_checked(file, self._env)
         except AvowError as error:
@@ -249,7 +249,7 @@ class Watch:
             )
         )
 
-    def _seen(self, one: Watched, pipeline: Pipeline, at: float, began: float) -> Sample:
+    def _seen(self, one: Watched, pipeline: PipelineConfig, at: float, began: float) -> Sample:
         with sinks.driver_sink(pipeline) as ledger:
             entries = {where: held.entry for where, held in ledger.look().items()}
             newest = ledger.claims(1)
@@ -282,7 +282,7 @@ class Watch:
             last_claim=newest[0] if newest else None,
         )
 
-    def _log(self, file: Path, pipeline: Pipeline) -> Log:
+    def _log(self, file: Path, pipeline: PipelineConfig) -> Log:
         """The file's own, made anew when the file names another cluster, other topics or another name."""
         kept = self._logs.get(file)
         if kept is not None and kept[:2] != (pipeline.source, pipeline.name):
@@ -297,7 +297,7 @@ class Watch:
         self._logs.pop(file)[2].close()
 
 
-def _another(seen: Pipeline | None, now: Pipeline) -> bool:
+def _another(seen: PipelineConfig | None, now: PipelineConfig) -> bool:
     """Whether a file that was changed names another ledger or another log."""
     return seen is not None and (seen.name, seen.source, seen.sink) != (now.name, now.source, now.sink)
 
@@ -351,7 +351,7 @@ def _looks_like_one(file: Path) -> bool:
     return {"name", "guarantee", "source"} <= found.keys()
 
 
-def _writes(pipeline: Pipeline) -> frozenset[str]:
+def _writes(pipeline: PipelineConfig) -> frozenset[str]:
     if not isinstance(pipeline.sink, Kafka):
         return frozenset()
     named = {pipeline.dead_letter_topic}

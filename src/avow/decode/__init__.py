@@ -14,12 +14,12 @@ from avow.decode.checksum import Checked
 from avow.decode.json import JsonDecoder
 from avow.decode.plain import PlainDecoder
 from avow.decode.result import REASONS, Dead, Decoded, Decoder, Reason
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 __all__ = ["REASONS", "Dead", "Decoded", "Decoder", "Reason", "arrow_type", "decoder"]
 
 
-def decoder(pipeline: Pipeline, *, refuse_nul: bool) -> Decoder:
+def decoder(pipeline: PipelineConfig, *, refuse_nul: bool) -> Decoder:
     """The decoder of a pipeline. ``refuse_nul``: the sink cannot hold NUL in text."""
     if pipeline.decode.format == "json":
         return Checked(JsonDecoder(pipeline, refuse_nul=refuse_nul))

@@ -20,7 +20,7 @@ from avow.decode.document import Json, parse, write
 from avow.decode.result import Dead, Decoded, Refused
 from avow.decode.tombstones import Tombstones, json_key_reader, key_fields
 from avow.decode.values import Rules, fields_reader, refuse_nul_within, refuse_unknown
-from avow.settings import REST_COLUMN, Pipeline
+from avow.settings import REST_COLUMN, PipelineConfig
 
 _PIECE_ROWS_MAX = 65_536
 _PIECE_BYTES_MAX = 256 << 20  # far below where Arrow's 32-bit offsets end
@@ -33,7 +33,7 @@ _ROWS_PER_FAILURE = 256  # with more failures than this the rest of the batch is
 class JsonDecoder:
     """Decodes JSON objects into the columns of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, *, refuse_nul: bool) -> None:
+    def __init__(self, pipeline: PipelineConfig, *, refuse_nul: bool) -> None:
         declared = pipeline.decode.columns
         self._columns = Columns(declared, refuse_nul=refuse_nul) if Columns.can_read(declared) else None
         self._judge = _Judge(pipeline, refuse_nul=refuse_nul)
@@ -57,7 +57,7 @@ class JsonDecoder:
 class _Judge:
     """Reads one record, and has the last word on it."""
 
-    def __init__(self, pipeline: Pipeline, *, refuse_nul: bool) -> None:
+    def __init__(self, pipeline: PipelineConfig, *, refuse_nul: bool) -> None:
         policy = pipeline.decode.unknown_fields
         fields = pipeline.decode.columns.fields
         self._policy = policy

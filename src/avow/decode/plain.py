@@ -16,13 +16,13 @@ from avow.decode.document import text_of
 from avow.decode.result import Dead, Decoded, Reason, Refused
 from avow.decode.tombstones import Tombstones
 from avow.decode.values import refuse_nul as refuse_nul_in
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 
 class PlainDecoder:
     """Decodes keys and values of one pipeline without looking into them."""
 
-    def __init__(self, pipeline: Pipeline, *, refuse_nul: bool) -> None:
+    def __init__(self, pipeline: PipelineConfig, *, refuse_nul: bool) -> None:
         self._is_text = pipeline.decode.format == "string"
         self._refuse_nul = refuse_nul and self._is_text
         self._names_row = frozenset(pipeline.sink.key)  # these must not be null

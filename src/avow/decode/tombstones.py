@@ -22,7 +22,7 @@ from avow.decode.document import Json, parse, parse_any, text_of
 from avow.decode.result import Dead, Reason, Refused
 from avow.decode.values import Rules, fields_reader
 from avow.schema import Field, Scalar
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 Policy = Literal["delete", "dead-letter", "skip", "keep"]
 KeyReader = Callable[[bytes], dict[str, object]]  # the key columns, or Refused
@@ -45,7 +45,7 @@ class Settled:
 class Tombstones:
     """Does with null values what the pipeline declares."""
 
-    def __init__(self, pipeline: Pipeline, read_key: KeyReader) -> None:
+    def __init__(self, pipeline: PipelineConfig, read_key: KeyReader) -> None:
         self._policy: Policy = pipeline.tombstones
         self._read_key = read_key
         self.key_schema = pa.schema(arrow_fields(key_fields(pipeline)))
@@ -87,7 +87,7 @@ class Tombstones:
             raise Refused(Reason.TOMBSTONE_KEY, f"the record's key: {refused.detail}", refused.path) from None
 
 
-def key_fields(pipeline: Pipeline) -> tuple[Field, ...]:
+def key_fields(pipeline: PipelineConfig) -> tuple[Field, ...]:
     """The columns of sink.key that a record's key must tell. Lineage columns are not among them.
 
     Empty if sink.key names a column that only a transform makes: no record's key can tell that one.

@@ -16,16 +16,16 @@ from avow.decode import decoder
 from avow.engines.task import python_transform
 from avow.errors import ConfigError
 from avow.kafka.reader import HEADERS
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 Columns = tuple[tuple[schema.Field, ...], bool]  # the payload's, and whether unknown fields are kept beside them
 
 
-def keeps_rest(pipeline: Pipeline) -> bool:
+def keeps_rest(pipeline: PipelineConfig) -> bool:
     return pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
 
 
-def sink_columns(pipeline: Pipeline) -> Columns:
+def sink_columns(pipeline: PipelineConfig) -> Columns:
     """The payload's columns in the sink, of a pipeline without SQL."""
     if pipeline.transform is None:
         return pipeline.decode.columns.fields, keeps_rest(pipeline)
@@ -40,7 +40,7 @@ def sink_columns(pipeline: Pipeline) -> Columns:
     return kept(((f.name, _spelling(f.type), f.nullable) for f in out.schema), pipeline), False
 
 
-def kept(found: Iterable[tuple[str, str, bool]], pipeline: Pipeline) -> tuple[schema.Field, ...]:
+def kept(found: Iterable[tuple[str, str, bool]], pipeline: PipelineConfig) -> tuple[schema.Field, ...]:
     """What a transform gives (name, type, nullable), lineage left out. Refuses one that loses lineage."""
     found = list(found)
     lineage = (*pipeline.sink.lineage, *pipeline.carried.values())
@@ -61,7 +61,7 @@ def kept(found: Iterable[tuple[str, str, bool]], pipeline: Pipeline) -> tuple[sc
         raise ConfigError(f"transform: the result cannot be kept: {error}", advice=error.advice) from error
 
 
-def _decoded_schema(pipeline: Pipeline) -> pa.Schema:
+def _decoded_schema(pipeline: PipelineConfig) -> pa.Schema:
     types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
     payload = decoder(pipeline, refuse_nul=True).schema
     carried = [pa.field(column, CARRIED[part].type) for part, column in pipeline.carried.items()]

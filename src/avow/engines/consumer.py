@@ -52,7 +52,7 @@ from avow.kafka.headers import size_of
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS, FETCH, FIXED, TAKE_RECORDS, as_batch
 from avow.ledger import Counts, OffsetRange
-from avow.settings import Pipeline, revealed
+from avow.settings import PipelineConfig, revealed
 from avow.sinks.base import StagingSink
 
 WAIT_S = 0.1  # for a first record; also how soon a wish to stop is seen
@@ -79,7 +79,7 @@ Brought = tuple[list[bytes], dict[TopicPartition, Counts]]
 class Run:
     """One execution of a pipeline, in this process."""
 
-    def __init__(self, pipeline: Pipeline, *, once: bool = False, observer: Observer = SILENT) -> None:
+    def __init__(self, pipeline: PipelineConfig, *, once: bool = False, observer: Observer = SILENT) -> None:
         self._pipeline = pipeline
         self._once = once
         self._observer = observer
@@ -132,7 +132,7 @@ class _Attempt:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineConfig,
         columns: Columns,
         fresh: Collection[TopicPartition],
         ends: dict[TopicPartition, int] | None,

@@ -47,7 +47,7 @@ from avow.errors import (
 )
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import Counts, Entry, Start
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink, DriverSink, Remarking
 
 LOGGER = logging.getLogger("avow.engines")  # traces: silent unless somebody listens
@@ -120,7 +120,7 @@ def attempts(
     return False
 
 
-def not_drained(pipeline: Pipeline) -> NotDrained:
+def not_drained(pipeline: PipelineConfig) -> NotDrained:
     return NotDrained(
         f"pipeline {pipeline.name} was stopped before it had drained its topics: records are left that were there when "
         "it started",
@@ -136,7 +136,7 @@ def _last_word(error: AvowError, failures: int) -> AvowError:
     )
 
 
-def prepare_table(store: DriverSink, pipeline: Pipeline, columns: Columns, observer: Observer) -> None:
+def prepare_table(store: DriverSink, pipeline: PipelineConfig, columns: Columns, observer: Observer) -> None:
     """Before the first attempt: make or check where rows go, and log what there is to say of it."""
     if store.prepare_table(columns[0], rest=columns[1]):
         observer.event(f"made {pipeline.sink.target}")
@@ -145,7 +145,7 @@ def prepare_table(store: DriverSink, pipeline: Pipeline, columns: Columns, obser
 
 
 def remark_new_ledger(
-    store: DriverSink, log: Log, known: Collection[TopicPartition], pipeline: Pipeline, observer: Observer
+    store: DriverSink, log: Log, known: Collection[TopicPartition], pipeline: PipelineConfig, observer: Observer
 ) -> None:
     """Where the sink has no position of this pipeline and its consumer group has: it has written elsewhere before. A
     lake's ledger is in its table, so another table cannot tell; a start over on purpose looks the same, and goes on."""
@@ -167,7 +167,7 @@ class Driver:
     """One attempt's positions. ``tell_every_s``: how often they are told at most, beside the batches, none of which
     waits for it; 0 is after every batch, before the next."""
 
-    def __init__(self, pipeline: Pipeline, observer: Observer, *, tell_every_s: float = 0) -> None:
+    def __init__(self, pipeline: PipelineConfig, observer: Observer, *, tell_every_s: float = 0) -> None:
         self._pipeline = pipeline
         self._observer = observer
         self._tell_every_s = tell_every_s
@@ -424,7 +424,7 @@ class _Ends:
 class _Teller:
     """Tells the group its positions and looks where the log ends, in a thread with clients of its own."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         self._pipeline = pipeline
         self._tells = not sinks.SINKS[pipeline.sink.kind].ledger_in_group
         self._log: Log | None = None

@@ -29,7 +29,7 @@ from avow.guarantee import Guarantee
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import COLUMNS, Reader, headers_column
 from avow.ledger import Entry, OffsetRange
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Rows, Selection
 
 AT_ONCE = 1_000
@@ -46,7 +46,7 @@ class Redriven:
 
 
 def redrive(
-    pipeline: Pipeline,
+    pipeline: PipelineConfig,
     selection: Selection,
     spark: Callable[[], SparkSession],
     progress: Callable[[Redriven], None] = lambda _: None,
@@ -69,7 +69,7 @@ def redrive(
 
 
 def _redrive_some(
-    pipeline: Pipeline, where: TopicPartition, selection: Selection, spark: Callable[[], SparkSession]
+    pipeline: PipelineConfig, where: TopicPartition, selection: Selection, spark: Callable[[], SparkSession]
 ) -> tuple[Redriven, int | None]:
     """One act. Gives what it came to, and the last offset it looked at: None if there was no letter left."""
     sink = sinks.redriving(pipeline)
@@ -116,7 +116,9 @@ def _until(entry: Entry, guarantee: Guarantee) -> int:
     return entry.position
 
 
-def _not_deleted_since(rows: pa.RecordBatch, since: OffsetRange, entry: Entry, pipeline: Pipeline) -> pa.RecordBatch:
+def _not_deleted_since(
+    rows: pa.RecordBatch, since: OffsetRange, entry: Entry, pipeline: PipelineConfig
+) -> pa.RecordBatch:
     """The rows, without those of keys that a later record of the partition has deleted: they would come back."""
     where = TopicPartition(since.topic, since.partition)
     with Log(pipeline.source, pipeline.name) as log:

@@ -37,7 +37,7 @@ from avow.engines import failpoints
 from avow.engines.causes import cause_line
 from avow.engines.task import python_transform
 from avow.errors import ConfigError
-from avow.settings import Pipeline, revealed
+from avow.settings import PipelineConfig, revealed
 
 CONNECT_TIMEOUT_S = 5
 EXECUTORS_EXPECTED_S = 15
@@ -62,7 +62,9 @@ EXECUTORS_ADVICE = (
 )
 
 
-def spark_settings(pipeline: Pipeline, jars: list[Path], *, short: bool, archive: Path | None = None) -> dict[str, str]:
+def spark_settings(
+    pipeline: PipelineConfig, jars: list[Path], *, short: bool, archive: Path | None = None
+) -> dict[str, str]:
     """The user's settings over ours. ``short``: a run that ends soon wants to start soon. ``archive``: Java's classes,
     kept ready in a file."""
     given = revealed(pipeline.spark)
@@ -109,7 +111,9 @@ def driver_settings(jars: list[Path], java_options: str) -> dict[str, str]:
     }
 
 
-def spark_session(pipeline: Pipeline, jars: list[Path], *, short: bool, archive: Path | None = None) -> SparkSession:
+def spark_session(
+    pipeline: PipelineConfig, jars: list[Path], *, short: bool, archive: Path | None = None
+) -> SparkSession:
     settings = spark_settings(pipeline, jars, short=short, archive=archive)
     # The workers must run this very Python, with this very package, unless the file says where theirs is. Started from
     # Python, pyspark looks at the variable alone.
@@ -191,7 +195,7 @@ def _remove_log() -> None:
     _spark_log().unlink(missing_ok=True)
 
 
-def _send_transform(spark: SparkSession, pipeline: Pipeline) -> None:
+def _send_transform(spark: SparkSession, pipeline: PipelineConfig) -> None:
     """A transform that is one file goes to the executors. A package must be there, or come by spark.submit.pyFiles."""
     if python_transform(pipeline) is None:
         return

@@ -57,7 +57,7 @@ from avow.errors import AvowError, ProtocolViolation, SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
-from avow.settings import Pipeline, Source, revealed
+from avow.settings import PipelineConfig, Source, revealed
 from avow.sinks.base import DriverSink
 
 SHORT_BELOW = 1_000_000  # records that a run has to drain
@@ -83,7 +83,7 @@ class Run:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineConfig,
         spark: Callable[[bool], SparkSession],
         *,
         once: bool = False,
@@ -150,7 +150,7 @@ def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> in
     return sum(end - positions.get(where, earliest[where]) for where, end in log.stable_ends(known).items())
 
 
-def sink_fields(spark: SparkSession, pipeline: Pipeline) -> Columns:
+def sink_fields(spark: SparkSession, pipeline: PipelineConfig) -> Columns:
     """The payload's columns in the sink, after the transform, and whether unknown fields are kept beside them."""
     return (sql.output_fields(spark, pipeline), False) if pipeline.by_sql else sink_columns(pipeline)
 
@@ -160,7 +160,7 @@ class _Attempt:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineConfig,
         spark: SparkSession,
         columns: Columns,
         stop: threading.Event,

@@ -30,7 +30,7 @@ from avow.errors import ConfigError, TooManyDeadLetters
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import headers_from_text, headers_to_text
 from avow.ledger import Fingerprint, OffsetRange
-from avow.settings import REST_COLUMN, Pipeline
+from avow.settings import REST_COLUMN, PipelineConfig
 from avow.sinks.base import DeadLetter, Rows
 
 # What a narrow query is made of. Anything else moves records between partitions, or looks at more than one at a time.
@@ -56,7 +56,7 @@ class Note:
     stop: TooManyDeadLetters | None = None  # more than the run takes: what is here ends before the range does
 
 
-def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field, ...]:
+def output_fields(spark: SparkSession, pipeline: PipelineConfig) -> tuple[schema.Field, ...]:
     """The columns the query gives, lineage left out. Refuses a wide one, and one that loses lineage."""
     nothing = spark.range(1).mapInArrow(lambda _: iter(()), decoded_ddl(pipeline))
     frame = _query(spark, nothing, pipeline)
@@ -64,7 +64,7 @@ def output_fields(spark: SparkSession, pipeline: Pipeline) -> tuple[schema.Field
     return kept(((f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields), pipeline)
 
 
-def decoded_ddl(pipeline: Pipeline) -> str:
+def decoded_ddl(pipeline: PipelineConfig) -> str:
     """The columns that the query sees as ``records``, in Spark's spelling."""
     rest = [f"`{REST_COLUMN}` string"] if keeps_rest(pipeline) else []
     topic, partition, offset, timestamp = (f"`{name}`" for name in pipeline.sink.lineage)
@@ -73,7 +73,7 @@ def decoded_ddl(pipeline: Pipeline) -> str:
     return ", ".join([str(pipeline.decode.columns), *rest, *lineage, *carried])
 
 
-def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataFrame:
+def _query(spark: SparkSession, records: DataFrame, pipeline: PipelineConfig) -> DataFrame:
     assert pipeline.transform is not None
     assert pipeline.transform.sql is not None
     records.createOrReplaceTempView("records")
@@ -84,7 +84,7 @@ def _query(spark: SparkSession, records: DataFrame, pipeline: Pipeline) -> DataF
         raise ConfigError(f"transform.sql: {text}", advice="The query reads FROM records.") from None
 
 
-def _headers(rows: pa.RecordBatch, pipeline: Pipeline, change: Callable[[pa.Array], pa.Array]) -> pa.RecordBatch:
+def _headers(rows: pa.RecordBatch, pipeline: PipelineConfig, change: Callable[[pa.Array], pa.Array]) -> pa.RecordBatch:
     """Rows with their records' headers, if they have them, in another form."""
     name = pipeline.carried.get("headers")
     if name is None:
@@ -93,7 +93,7 @@ def _headers(rows: pa.RecordBatch, pipeline: Pipeline, change: Callable[[pa.Arra
     return rows.set_column(at, name, change(rows.column(at)))
 
 
-def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
+def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: PipelineConfig) -> pa.RecordBatch:
     """The query over a few rows at hand, in the driver, in the order of their offsets."""
     rows = _headers(rows, pipeline, headers_to_text)
     records = spark.createDataFrame(pa.Table.from_batches([rows]), decoded_ddl(pipeline))

@@ -31,7 +31,7 @@ from avow.guarantee import Act
 from avow.kafka.log import Log, TopicPartition, fingerprint
 from avow.kafka.reader import COLUMNS
 from avow.ledger import Counts, Fingerprint, OffsetRange
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks import SINKS
 from avow.sinks.base import CommittingSink, DeadLetter, Move, Refusal, Rows, StagingSink, TaskSink, Writer
 
@@ -58,7 +58,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 class Work:
     """What a batch's tasks have in common. It is pickled into each."""
 
-    pipeline: Pipeline
+    pipeline: PipelineConfig
     run: int
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -159,7 +159,7 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
     return Report(done, outcome.counts, time.monotonic() - started)
 
 
-def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: Pipeline) -> Iterator[Prepared]:
+def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: PipelineConfig) -> Iterator[Prepared]:
     """All of a range, read, decoded and transformed, with its share of dead letters judged: whatever of this fails, and
     whatever stops the run, does so before the claim."""
     dead, parts, read = Dead(), [], 0
@@ -172,7 +172,7 @@ def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: Pipeline) -
     return iter(parts)
 
 
-def can_join(pipeline: Pipeline) -> bool:
+def can_join(pipeline: PipelineConfig) -> bool:
     """Whether ``deliver_joined`` can be used: rows are appended as they were decoded, by acts that span partitions."""
     return SINKS[pipeline.sink.kind].spanning and pipeline.sink.mode == "append" and pipeline.transform is None
 
@@ -390,13 +390,13 @@ class _Joined:
         return outcomes
 
 
-def decode_batch(batch: pa.RecordBatch, pipeline: Pipeline) -> Prepared:
+def decode_batch(batch: pa.RecordBatch, pipeline: PipelineConfig) -> Prepared:
     """Decode a single batch."""
     decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
     return _decode(batch, decode, python_transform(pipeline), pipeline)
 
 
-def decoded(read: Reading, pipeline: Pipeline, *, ahead: bool = True, hopeless: int = HOPELESS) -> Preparing:
+def decoded(read: Reading, pipeline: PipelineConfig, *, ahead: bool = True, hopeless: int = HOPELESS) -> Preparing:
     """Read and decode records, and put them through the Python transform if there is one. ``ahead``: a batch while the
     one before is written; for a single batch that costs a thread, and brings nothing. ``hopeless``: so many records
     that fail, with none that passes, are not the records' fault; 0 takes them for bad all the same."""
@@ -421,7 +421,7 @@ def decoded(read: Reading, pipeline: Pipeline, *, ahead: bool = True, hopeless: 
     return prepare
 
 
-def set_aside(read: Reading, pipeline: Pipeline, why: str) -> Preparing:
+def set_aside(read: Reading, pipeline: PipelineConfig, why: str) -> Preparing:
     """Read records, and make dead letters of them as they are."""
     nothing = pa.RecordBatch.from_pylist([], schema=pa.schema([(pipeline.sink.lineage[2], pa.int64())]))
 
@@ -499,7 +499,7 @@ def check_batch(batch: pa.RecordBatch, wanted: OffsetRange, position: int) -> No
 
 
 def _decode_apart(
-    batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: Pipeline, hopeless: int
+    batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: PipelineConfig, hopeless: int
 ) -> list[Prepared]:
     """A batch, decoded and transformed. Where that raises, its halves are, and what a single record raises makes it a
     dead letter. If none of them passes, it is not the records' fault, and raised."""
@@ -530,7 +530,7 @@ def _decode_apart(
     return found
 
 
-def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: Pipeline) -> Prepared:
+def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: PipelineConfig) -> Prepared:
     found = decode.decode(batch)
     rows = _with_lineage(found.rows, batch, found.kept, pipeline)
     if change is not None:
@@ -546,7 +546,7 @@ def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pi
 
 
 def _with_lineage(
-    rows: pa.RecordBatch, batch: pa.RecordBatch, kept: pa.Int64Array, pipeline: Pipeline
+    rows: pa.RecordBatch, batch: pa.RecordBatch, kept: pa.Int64Array, pipeline: PipelineConfig
 ) -> pa.RecordBatch:
     """Rows with the four columns that carry their records' identity, and what else of them the sink wants."""
     whole = len(kept) == batch.num_rows
@@ -558,7 +558,7 @@ def _with_lineage(
     return pa.RecordBatch.from_arrays([*rows.columns, *lineage], names=names)
 
 
-def python_transform(pipeline: Pipeline) -> Transform | None:
+def python_transform(pipeline: PipelineConfig) -> Transform | None:
     """The declared function, if there is one."""
     if pipeline.transform is None or pipeline.transform.python is None:
         return None
@@ -573,7 +573,7 @@ def python_transform(pipeline: Pipeline) -> Transform | None:
     return function
 
 
-def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.RecordBatch:
+def _changed(change: Transform, rows: pa.RecordBatch, pipeline: PipelineConfig) -> pa.RecordBatch:
     """Rows after the transform, if each still belongs to a record it came from."""
     out = change(rows)
     missing = [name for name in (*pipeline.sink.lineage, *pipeline.carried.values()) if name not in out.schema.names]
@@ -591,7 +591,7 @@ def _changed(change: Transform, rows: pa.RecordBatch, pipeline: Pipeline) -> pa.
     return out
 
 
-def check_lineage(rows: pa.RecordBatch, pipeline: Pipeline, where: TopicPartition) -> None:
+def check_lineage(rows: pa.RecordBatch, pipeline: PipelineConfig, where: TopicPartition) -> None:
     """Refuse rows of a transform that are no longer of the partition they came from, or not in its order."""
     topic, partition, offset = pipeline.sink.lineage[:3]
     for name, value in ((topic, where.topic), (partition, where.partition)):
@@ -644,7 +644,7 @@ def _reason(reason: str, detail: str) -> str:
 
 
 def _refused_letters(
-    refused: Mapping[int, str], source: pa.RecordBatch | None, todo: OffsetRange, pipeline: Pipeline
+    refused: Mapping[int, str], source: pa.RecordBatch | None, todo: OffsetRange, pipeline: PipelineConfig
 ) -> list[DeadLetter]:
     """Dead letters of records that only the sink refused, by offset."""
     if not refused:

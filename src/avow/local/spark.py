@@ -27,14 +27,14 @@ from pyspark.sql import DataFrame, SparkSession
 from avow.engines.session import JAVA_SHORT, LOOPBACK, driver_settings, spark_session
 from avow.errors import LocalError
 from avow.local import jars, java
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 
 MAKE_TIMEOUT_S = 300
 # Packages of which a run uses most, and the training below little: it has no broker to talk to.
 KAFKA_PACKAGES = ("org/apache/spark/sql/kafka010/", "org/apache/kafka/clients/", "org/apache/kafka/common/")
 
 
-def session(pipeline: Pipeline, *, short: bool) -> SparkSession:
+def session(pipeline: PipelineConfig, *, short: bool) -> SparkSession:
     """``short``: the run ends soon, so it should start soon."""
     return spark_session(pipeline, jars.classpath("spark"), short=short, archive=archive())
 

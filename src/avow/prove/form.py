@@ -21,7 +21,7 @@ from avow.prove.cells import ENGINES, Cell
 from avow.prove.check import Row, Sent, checksum
 from avow.prove.witnesses import Witness
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
-from avow.settings import Kafka, Pipeline
+from avow.settings import Kafka, PipelineConfig
 
 
 class Form(ABC):
@@ -85,7 +85,7 @@ class Numbered(Form):
 class Own(Form):
     """A user's pipeline."""
 
-    def __init__(self, file: Path, pipeline: Pipeline) -> None:
+    def __init__(self, file: Path, pipeline: PipelineConfig) -> None:
         self._document = tomllib.loads(file.read_text(encoding="utf-8"))
         self._pipeline = pipeline
         if pipeline.transform is not None:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from avow.errors import ConfigError
 from avow.settings import values
-from avow.settings.tree import SINK_KINDS, Pipeline, Section, Source
+from avow.settings.tree import SINK_KINDS, PipelineConfig, Section, Source
 from avow.settings.values import FromEnv, Key, Problem, Refused
 
 
@@ -28,9 +28,9 @@ def load(
     path: Path,
     env: Mapping[str, str] = os.environ,
     *,
-    check: Callable[[Pipeline], Iterable[Problem]] = lambda _: (),
+    check: Callable[[PipelineConfig], Iterable[Problem]] = lambda _: (),
     engine: str | None = None,
-) -> Pipeline:
+) -> PipelineConfig:
     """The pipeline of a file, or a ConfigError that names every problem. ``engine`` takes the place of the file's.
 
     ``check`` adds what settings cannot know; ``avow.plan.load_checked`` brings the sinks' offers this way.
@@ -39,7 +39,7 @@ def load(
     document, problems = _interpolate(_parse(path, text) | ({"engine": engine} if engine else {}), env)
     pipeline = None
     try:
-        pipeline = Pipeline.model_validate(document)
+        pipeline = PipelineConfig.model_validate(document)
         problems += [_without_env(problem, document) for problem in check(pipeline)]
     except ValidationError as error:
         unfilled = {problem.key for problem in problems}
@@ -51,10 +51,10 @@ def load(
     return pipeline
 
 
-def declared(document: dict[str, Any]) -> Pipeline:
+def declared(document: dict[str, Any]) -> PipelineConfig:
     """The pipeline of values that were never in a file, or a ConfigError that names every problem."""
     try:
-        return Pipeline.model_validate(document)
+        return PipelineConfig.model_validate(document)
     except ValidationError as error:
         problems = list(_problems(error))
     raise ConfigError("\n".join(f"{_dotted(it.key)}: {it.wrong}; {it.allowed}" for it in problems))
@@ -142,7 +142,7 @@ def _is_unicode(text: str) -> bool:
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
     for found in error.errors(include_url=False):
-        section: type[Section] = Pipeline
+        section: type[Section] = PipelineConfig
         key = found["loc"]
         if key[:1] == ("sink",) and len(key) > 1 and key[1] in SINK_KINDS:
             # The kind stands in the place of an error, and not in the file.
@@ -178,7 +178,7 @@ def _pydantic_problem(key: Key, section: type[Section], kind: str, found: Any) -
 
 def _section_at(key: Key, section: type[Section]) -> type[Section]:
     """The section that a key names; for an item of a list, the section that holds the list."""
-    for part in key if section is Pipeline else key[1:]:
+    for part in key if section is PipelineConfig else key[1:]:
         field = section.model_fields.get(str(part))
         inner = [] if field is None else [field.annotation, *get_args(field.annotation)]
         section = next((t for t in inner if isinstance(t, type) and issubclass(t, Section)), section)

@@ -416,7 +416,7 @@ class Batch(Section):
 REST_COLUMN = "_rest"  # takes the unknown fields under unknown_fields = "keep"
 
 
-class Pipeline(Section):
+class PipelineConfig(Section):
     """The whole file."""
 
     name: PipelineName = Field(description="1 to 200 letters, digits, . _ and -")
@@ -514,7 +514,7 @@ class Pipeline(Section):
         return self
 
 
-def _column_problems(pipeline: Pipeline) -> Iterator[Problem]:
+def _column_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     sink, at = pipeline.sink, ("decode", "schema")
     ours = {name.lower() for name in (*sink.lineage, *pipeline.carried.values(), REST_COLUMN)}
     cut: Counter[bytes] = Counter(f.name.encode()[: sink.name_bytes_max] for f in pipeline.decode.columns)
@@ -538,7 +538,7 @@ def _column_problems(pipeline: Pipeline) -> Iterator[Problem]:
         yield Problem(at, "has too many columns", f"at most {sink.columns_max - len(ours)} beside avow's own")
 
 
-def _key_problems(pipeline: Pipeline) -> Iterator[Problem]:
+def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.transform is not None:
         return  # the transform decides the sink's columns
     columns = {field.name: field for field in pipeline.decode.columns}
@@ -556,14 +556,14 @@ def _key_problems(pipeline: Pipeline) -> Iterator[Problem]:
             yield Problem(at, f"{name!r} may be null", "columns that decode.schema declares as not null")
 
 
-def _partition_problems(pipeline: Pipeline) -> Iterator[Problem]:
+def _partition_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if not isinstance(pipeline.sink, Lake) or pipeline.transform is not None:
         return  # the transform decides the sink's columns, and the sink asks when they are known
     if found := pipeline.sink.partition_problem(pipeline.decode.columns.fields):
         yield Problem(("sink", "partition_by"), *found)
 
 
-def _combination_problems(pipeline: Pipeline) -> Iterator[Problem]:
+def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.sink.mode == "upsert" and "tombstones" in pipeline.decode.model_fields_set:
         yield Problem(
             ("decode", "tombstones"),
@@ -576,7 +576,7 @@ def _combination_problems(pipeline: Pipeline) -> Iterator[Problem]:
         yield Problem(("engine",), "the consumer has no SQL", 'transform.python, or engine = "spark"')
 
 
-def _topic_problems(pipeline: Pipeline, sink: Kafka) -> Iterator[Problem]:
+def _topic_problems(pipeline: PipelineConfig, sink: Kafka) -> Iterator[Problem]:
     """Columns that are not there, and an output that would be read again."""
     columns = {field.name for field in pipeline.decode.columns} | {*sink.lineage}
     for key, name in (("key_column", sink.key_column), ("value_column", sink.value_column)):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from avow.guarantee import Guarantee
-from avow.settings import Delta, Iceberg, Kafka, Pipeline, Postgres
+from avow.settings import Delta, Iceberg, Kafka, PipelineConfig, Postgres
 from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkKind, StagingSink, TaskSink
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ _ICEBERG = SinkKind(
 SINKS: Mapping[str, SinkKind] = MappingProxyType({kind.kind: kind for kind in (_POSTGRES, _DELTA, _ICEBERG, _KAFKA)})
 
 
-def driver_sink(pipeline: Pipeline) -> DriverSink:
+def driver_sink(pipeline: PipelineConfig) -> DriverSink:
     """The pipeline's sink, for the driver of a run."""
     match pipeline.sink:
         case Postgres():
@@ -135,7 +135,7 @@ def driver_sink(pipeline: Pipeline) -> DriverSink:
             return LakeDriver(pipeline, *lake_tables(pipeline))
 
 
-def lake_tables(pipeline: Pipeline) -> tuple[LakeTable, LakeTable]:
+def lake_tables(pipeline: PipelineConfig) -> tuple[LakeTable, LakeTable]:
     """A lake's table of rows, and that of its dead letters."""
     if isinstance(pipeline.sink, Delta):
         from avow.sinks.delta import open_tables
@@ -146,7 +146,7 @@ def lake_tables(pipeline: Pipeline) -> tuple[LakeTable, LakeTable]:
     return open_iceberg_tables(pipeline)
 
 
-def task_sink(pipeline: Pipeline, run: int, brief: bytes) -> TaskSink | StagingSink:
+def task_sink(pipeline: PipelineConfig, run: int, brief: bytes) -> TaskSink | StagingSink:
     """The pipeline's sink, for one task of a run. ``brief`` is what the driver's side says to all of them."""
     match pipeline.sink:
         case Postgres():
@@ -163,7 +163,7 @@ def task_sink(pipeline: Pipeline, run: int, brief: bytes) -> TaskSink | StagingS
             return LakeStaging(pipeline, run, brief)
 
 
-def redriving(pipeline: Pipeline) -> Redriving:
+def redriving(pipeline: PipelineConfig) -> Redriving:
     """The pipeline's sink, for a redrive."""
     match pipeline.sink:
         case Postgres():
@@ -180,7 +180,7 @@ def redriving(pipeline: Pipeline) -> Redriving:
             return LakeRedriving(pipeline, *lake_tables(pipeline))
 
 
-def dead_letters(pipeline: Pipeline) -> Letters:
+def dead_letters(pipeline: PipelineConfig) -> Letters:
     """The pipeline's dead letters, for looking at."""
     match pipeline.sink:
         case Postgres():

@@ -36,7 +36,7 @@ from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAct
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
-from avow.settings import Delta, Pipeline, revealed
+from avow.settings import Delta, PipelineConfig, revealed
 from avow.sinks.base import Held
 from avow.sinks.delta import log, stats
 from avow.sinks.lake.book import Book
@@ -503,7 +503,7 @@ def _words(error: BaseException) -> str:
     return " ".join(plain.split())[:400] or type(error).__name__
 
 
-def open_tables(pipeline: Pipeline) -> tuple[DeltaFormat, DeltaFormat]:
+def open_tables(pipeline: PipelineConfig) -> tuple[DeltaFormat, DeltaFormat]:
     """The table of rows, and that of dead letters beside it."""
     assert isinstance(pipeline.sink, Delta)
     options = revealed(pipeline.sink.options)

@@ -51,7 +51,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError
-from avow.settings import Iceberg, Pipeline, revealed
+from avow.settings import Iceberg, PipelineConfig, revealed
 from avow.sinks.iceberg import merge as merging
 from avow.sinks.iceberg.metadata import Changes, remember, without_past
 from avow.sinks.iceberg.reading import ById
@@ -600,7 +600,7 @@ def catalog_settings(sink: Iceberg) -> dict[str, str]:
     return given | local
 
 
-def open_tables(pipeline: Pipeline) -> tuple[IcebergFormat, IcebergFormat]:
+def open_tables(pipeline: PipelineConfig) -> tuple[IcebergFormat, IcebergFormat]:
     """The table of rows, and that of dead letters beside it."""
     assert isinstance(pipeline.sink, Iceberg)
     sink, settings = pipeline.sink, catalog_settings(pipeline.sink)

@@ -49,7 +49,7 @@ from avow.kafka.connect import (
     words,
 )
 from avow.kafka.log import TopicPartition
-from avow.settings import Kafka, Pipeline, revealed
+from avow.settings import Kafka, PipelineConfig, revealed
 from avow.sinks.kafka import entries
 from avow.sinks.kafka.entries import Kept
 
@@ -103,7 +103,7 @@ _ADVICE = {
 }
 
 
-def failure(what: str, error: KafkaException, pipeline: Pipeline | None = None) -> AvowError:
+def failure(what: str, error: KafkaException, pipeline: PipelineConfig | None = None) -> AvowError:
     """Kafka's error as ours, with what was tried."""
     cause: KafkaError = error.args[0]
     code = cause.code()
@@ -124,7 +124,7 @@ def failure(what: str, error: KafkaException, pipeline: Pipeline | None = None) 
 
 
 @contextmanager
-def as_ours(what: str, pipeline: Pipeline | None = None) -> Iterator[None]:
+def as_ours(what: str, pipeline: PipelineConfig | None = None) -> Iterator[None]:
     """An error of Kafka's is told as ours."""
     try:
         yield
@@ -178,7 +178,7 @@ def limits_of(partitions: int, config: Mapping[str, str]) -> Limits:
 class Clients:
     """One process's clients of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self.group = pipeline.name
         self.pipeline = pipeline
@@ -604,7 +604,7 @@ def _offsets(
 _kept: dict[tuple[object, ...], Clients] = {}
 
 
-def cached(pipeline: Pipeline) -> Clients:
+def cached(pipeline: PipelineConfig) -> Clients:
     """This process's own clients, of one pipeline at a time: those of another are let go. Keyed by pid: Spark's Python
     workers are forked, and clients survive neither that nor being thrown away there."""
     assert isinstance(pipeline.sink, Kafka)

@@ -23,7 +23,7 @@ import confluent_kafka as client
 
 from avow.kafka.headers import headers_of
 from avow.kafka.log import TopicPartition
-from avow.settings import Pipeline
+from avow.settings import PipelineConfig
 from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import Clients
@@ -151,7 +151,7 @@ def glimpse(letter: DeadLetter) -> Glimpse:
 class KafkaLetters:
     """The dead letters of one pipeline, for looking at. Each question reads the topic once."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         self._topic = pipeline.dead_letter_topic
         self._clients = Clients(pipeline)
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from avow.errors import ConfigError
 from avow.kafka.headers import CHECKSUM
-from avow.settings import Kafka, Pipeline
+from avow.settings import Kafka, PipelineConfig
 from avow.sinks import json as as_json
 from avow.sinks.kafka.clients import Limits
 
@@ -71,7 +71,7 @@ def read_origin(text: bytes | str) -> tuple[str, int, int] | None:
 class Mapper:
     """Turns rows of one pipeline into output records."""
 
-    def __init__(self, pipeline: Pipeline, *, redriven: bool = False) -> None:
+    def __init__(self, pipeline: PipelineConfig, *, redriven: bool = False) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._sink = pipeline.sink
         self._own: Headers = [(REDRIVEN, "1")] if redriven else []

@@ -23,7 +23,7 @@ from avow.errors import ConfigError, SinkError, Superseded
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
-from avow.settings import Kafka, Pipeline
+from avow.settings import Kafka, PipelineConfig
 from avow.sinks.base import Claimed, Held, Move
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours, several
@@ -50,7 +50,7 @@ class _Inputs:
 class Store:
     """What the driver asks of the sink. Not for use by two threads at once."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._pipeline = pipeline
         self._sink = pipeline.sink

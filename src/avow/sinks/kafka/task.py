@@ -22,7 +22,7 @@ from avow import ledger
 from avow.errors import ProtocolViolation, SinkError, SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
-from avow.settings import Kafka, Pipeline
+from avow.settings import Kafka, PipelineConfig
 from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import letters as dead
@@ -37,7 +37,7 @@ class KafkaTask:
     """The sink as one task sees it. One act at a time."""
 
     def __init__(
-        self, pipeline: Pipeline, run: int, clients: Clients | None = None, *, redriving: bool = False
+        self, pipeline: PipelineConfig, run: int, clients: Clients | None = None, *, redriving: bool = False
     ) -> None:
         assert isinstance(pipeline.sink, Kafka)
         self._sink = pipeline.sink

@@ -26,7 +26,7 @@ from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import NOTHING, Counts, Entry, OffsetRange
 from avow.schema import Array, Field, Map, Struct, Type
-from avow.settings import REST_COLUMN, Lake, Pipeline
+from avow.settings import REST_COLUMN, Lake, PipelineConfig
 from avow.sinks.base import Claimed, Held
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
@@ -122,7 +122,7 @@ def _commit(table: LakeTable, change: Change, name: str, sink: Lake) -> None:
 class LakeDriver:
     """What the driver asks of a lake. ``rows`` and ``letters`` are its two tables."""
 
-    def __init__(self, pipeline: Pipeline, rows: LakeTable, letters: LakeTable) -> None:
+    def __init__(self, pipeline: PipelineConfig, rows: LakeTable, letters: LakeTable) -> None:
         assert isinstance(pipeline.sink, Lake)
         self._pipeline, self._sink = pipeline, pipeline.sink
         self._rows, self._letters = rows, letters
@@ -466,7 +466,7 @@ class Acting:
 
     rows: LakeTable
     sink: Lake
-    pipeline: Pipeline
+    pipeline: PipelineConfig
     brief: Brief
     step: frozenset[Act]
     staged: Sequence[Staged]

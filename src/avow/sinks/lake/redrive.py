@@ -31,7 +31,7 @@ from avow.errors import ProtocolViolation, SinkError
 from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
-from avow.settings import Lake, Pipeline
+from avow.settings import Lake, PipelineConfig
 from avow.sinks.base import DeadLetter, Glimpse, Rows, Selection, Written
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
@@ -115,7 +115,7 @@ def read_letters(table: LakeTable, book: Book, selection: Selection, limit: int)
 class LakeRedriving:
     """The sink as a redrive sees it."""
 
-    def __init__(self, pipeline: Pipeline, rows: LakeTable, letters: LakeTable) -> None:
+    def __init__(self, pipeline: PipelineConfig, rows: LakeTable, letters: LakeTable) -> None:
         assert isinstance(pipeline.sink, Lake)
         self._pipeline, self._sink = pipeline, pipeline.sink
         self._rows, self._letters = rows, letters

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from avow.errors import ProtocolViolation
 from avow.ledger import Counts, Fingerprint, OffsetRange
-from avow.settings import Lake, Pipeline
+from avow.settings import Lake, PipelineConfig
 from avow.sinks.base import DeadLetter, Rows, Written, refuse_whole
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.files import DataFile, FileWriter, Place
@@ -62,7 +62,7 @@ class Staged:
 class LakeStaging:
     """The sink as one task sees it."""
 
-    def __init__(self, pipeline: Pipeline, run: int, brief: bytes) -> None:
+    def __init__(self, pipeline: PipelineConfig, run: int, brief: bytes) -> None:
         assert isinstance(pipeline.sink, Lake)
         self._pipeline, self._sink, self._run = pipeline, pipeline.sink, run
         self._brief: Brief = pickle.loads(brief)
@@ -154,7 +154,7 @@ class LakeStaging:
 class Writers:
     """A writer for each value by which files are put."""
 
-    def __init__(self, pipeline: Pipeline, run: int, brief: Brief, sink: Lake) -> None:
+    def __init__(self, pipeline: PipelineConfig, run: int, brief: Brief, sink: Lake) -> None:
         self._name, self._brief, self._sink = (pipeline.name, run), brief, sink
         self._by = brief.partition
         self._schema = brief.schema

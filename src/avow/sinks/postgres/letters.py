@@ -7,7 +7,7 @@ import json
 from datetime import datetime
 
 from avow.kafka.log import TopicPartition
-from avow.settings import Pipeline, Postgres
+from avow.settings import PipelineConfig, Postgres
 from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
 from avow.sinks.postgres.session import Session, as_sink_error
 
@@ -61,7 +61,7 @@ def _headers(text: str) -> list[tuple[str, bytes | None]]:
 class PostgresLetters:
     """The dead letters of one pipeline, for looking at."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         assert isinstance(pipeline.sink, Postgres)
         self._name = pipeline.name
         self._session = Session(pipeline.sink.url.get_secret_value(), "avow-letters")

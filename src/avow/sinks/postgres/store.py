@@ -17,7 +17,7 @@ from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
-from avow.settings import Pipeline, Postgres
+from avow.settings import PipelineConfig, Postgres
 from avow.sinks.base import GIVEN_UP_BATCH, Claim, Claimed, Held, Move
 from avow.sinks.postgres import tables
 from avow.sinks.postgres.session import Queries, Session, as_sink_error, literal, name
@@ -186,7 +186,7 @@ def _application_prefix(pipeline: str) -> str:
 class Store:
     """What the driver asks of the sink. One connection; not for use by two threads at once."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineConfig) -> None:
         assert isinstance(pipeline.sink, Postgres)
         self._pipeline = pipeline
         self._sink = pipeline.sink

@@ -19,7 +19,7 @@ from adbc_driver_manager import Error as DatabaseError
 from avow.errors import ConfigError, ProtocolViolation
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
-from avow.settings import REST_COLUMN, Pipeline, Postgres
+from avow.settings import REST_COLUMN, PipelineConfig, Postgres
 from avow.sinks.base import DeadLetter, Move, Refusal, Rows, Selection, Written, refuse_whole
 from avow.sinks.postgres import session, store, tables
 from avow.sinks.postgres.letters import select
@@ -33,7 +33,7 @@ ROW = "avow row"  # its number in what was to be written (append)
 class PostgresTask:
     """The sink as one task sees it. ``begin`` opens an act, which is one transaction."""
 
-    def __init__(self, pipeline: Pipeline, run: int) -> None:
+    def __init__(self, pipeline: PipelineConfig, run: int) -> None:
         assert isinstance(pipeline.sink, Postgres)
         self._pipeline = pipeline
         self._sink = pipeline.sink
