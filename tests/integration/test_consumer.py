@@ -529,7 +529,7 @@ def test_records_of_a_topic_made_again_are_not_written(scenario: Make) -> None:
         s.produce(payment(n) for n in range(100, 150))
         where = TopicPartition(s.topic, 0)
         planned = OffsetRange(s.topic, 0, 10, 50)
-        work = one.work(0, Part({where: planned}))
+        work = one._work(Part({where: planned}))
         read = task.of_these_topics(reader(pipeline.source, pipeline.name).read, work, one.log)
         sink = sinks.task_sink(pipeline, one.run, work.brief)
         with pytest.raises(TopicRecreated, match="is read as topic id"):
@@ -714,7 +714,7 @@ def test_a_lag_has_an_age_from_the_start(scenario: Make) -> None:
     pipeline = s.load(s.file(), "consumer")
     with sinks.driver_sink(pipeline) as store:
         store.prepare()
-    one = driver.Driver(pipeline, Observer(), tell_every_s=1)
+    one = driver.Driver(pipeline, Observer())
     try:
         one.begin()
         assert one._hear(wait=True)

@@ -218,6 +218,7 @@ class LedgerKeeping:
                 self.failed(error)
                 self._reopen()
         self._disconnect()
+        self._untold = True
         return {where: self._driver.positions[where] for where in ours}
 
     def _reopen(self) -> None:

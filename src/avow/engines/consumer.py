@@ -42,8 +42,8 @@ from confluent_kafka import KafkaError, KafkaException
 from avow import sinks
 from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table, remark_new_ledger
-from avow.engines.isolation import Isolation, Part
+from avow.engines.driver import STOPS, Driver, Executed, attempts, not_drained, prepare_table, remark_new_ledger
+from avow.engines.isolation import Isolation
 from avow.engines.progress import Observer
 from avow.engines.task import Reading, Report, Work, can_join, check_topics, decoded, deliver, deliver_joined, set_aside
 from avow.errors import AvowError, ConfigError, SourceError, Superseded, first_line
@@ -51,12 +51,11 @@ from avow.kafka.connect import first_permanent, grant, is_permanent, made, setti
 from avow.kafka.headers import size_of
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS, FETCH, FIXED, TAKE_RECORDS, as_batch
-from avow.ledger import Counts, OffsetRange
+from avow.ledger import OffsetRange
 from avow.settings import PipelineConfig, revealed
 from avow.sinks.base import StagingSink
 
 WAIT_S = 0.1  # for a first record; also how soon a wish to stop is seen
-TELL_EVERY_S = 1.0
 BYTES_MAX = 64 * 1024 * 1024  # of a batch
 TOPICS_EVERY_S = 10.0
 FENCED_S = 60.0  # how long a newer run may have a partition that the group says is ours
@@ -71,9 +70,6 @@ DEFAULTS = {
     "heartbeat.interval.ms": 2_000,
 }
 MEMBER = {"partition.assignment.strategy": "cooperative-sticky"}
-
-# What is staged, where the acts are the driver's; and what became of each partition's part.
-Brought = tuple[list[bytes], dict[TopicPartition, Counts]]
 
 
 class Run:
@@ -148,7 +144,7 @@ class _Attempt:
         self._ends = ends
         self._stop = stop
         self._observer = observer
-        self.driver = Driver(pipeline, observer, tell_every_s=TELL_EVERY_S)
+        self.driver = Driver(pipeline, observer)
         given = revealed(pipeline.source.kafka)
         settings = settings_of(pipeline.source) | FETCH | DEFAULTS | given | FIXED | MEMBER
         self._group = f"{pipeline.name}.members"
@@ -160,7 +156,6 @@ class _Attempt:
         self._changed: set[TopicPartition] = set()  # came or went behind the first record of the present take
         self._astray: set[TopicPartition] = set()  # the client reads elsewhere than at our position
         self._fenced: dict[TopicPartition, tuple[float, Superseded]] = {}  # ours, says the group: since when not
-        self._batch = 0
         self._batch_at = 0.0  # when the last one began
         self._topics: list[str] = []
         self._topics_at = 0.0
@@ -342,33 +337,26 @@ class _Attempt:
             return
         records = {where: taken[where].messages for where in ranges}
         small = count <= BATCH_RECORDS and size <= BATCH_BYTES
+
+        def execute(work: Work) -> Executed:
+            check_topics(work, self.driver.log)
+            mine = {where: records[where] for where in work.ranges}
+            joined = self._joins and len(mine) > 1 and small
+            return self._execute_joined(mine, work) if joined else self._execute(mine, work)
+
         try:
-            for part in self._isolation.parts(ranges):
-                with self._isolation.trying(part):
-                    self._deliver_part(part, records, started, small=small)
-                started = time.monotonic()
+            self.driver.deliver(ranges, execute, self._isolation, self._stop)
         except Superseded as error:
             self._superseded(ranges, error)
-        self._batch += 1
 
-    def _deliver_part(
-        self, part: Part, records: Mapping[TopicPartition, list[client.Message]], started: float, *, small: bool
-    ) -> None:
-        work = self.driver.work(self._batch, part)
-        check_topics(work, self.driver.log)
-        mine = {where: records[where] for where in part.ranges}
-        joined = self._joins and len(mine) > 1 and small
-        staged, counts = self._bring_joined(mine, work) if joined else self._bring(mine, work)
-        self.driver.finish(work, staged, started, counts)
-
-    def _bring_joined(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Brought:
+    def _execute_joined(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Executed:
         sink = sinks.task_sink(self._pipeline, self.driver.run, work.brief)
         assert not isinstance(sink, StagingSink)
         parts = {work.ranges[where]: some for where, some in records.items()}
         done = deliver_joined({one: as_batch(one, some) if some else None for one, some in parts.items()}, work, sink)
         return [], {where: done[work.ranges[where]] for where in records}
 
-    def _bring(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Brought:
+    def _execute(self, records: Mapping[TopicPartition, list[client.Message]], work: Work) -> Executed:
         """One after another."""
         reports = {where: self._deliver_one(work.ranges[where], some, work) for where, some in records.items()}
         staged = [report.staged for report in reports.values() if report.staged is not None]

@@ -1,17 +1,19 @@
-"""What the driver of every engine does around its batches: begin from the ledger, commit, tell, and begin anew.
+"""What the driver of every engine does around its batches: begin from the ledger, commit, publish, and begin anew.
 
 Theory of operation
 -------------------
 A run is made of attempts. Each opens the sink and the log, takes a run's number and asks ``ledger.plan_start`` about
-every partition it is to read. A failure that may pass (a broker, the database, a worker) ends the attempt, and another
-starts from the ledger, with back-off and a bound. A named stop ends the run.
+every partition it is to read. Then it delivers batches: an engine plans their ranges and executes them, and
+``Driver.deliver`` does the rest, the same for every engine. A failure that may pass (a broker, the database, a worker)
+ends the attempt, and another starts from the ledger, with back-off and a bound. A named stop ends the run.
 
 What is told, to the Kafka group and to whoever watches, is a courtesy. A thread of its own talks to Kafka for it, and
 not for long: no batch waits for a broker that is away, and no end of a run does. Counts come from the tasks' reports;
 the ledger is read for them only where it is at hand anyway, or where nobody else knows.
 
 Owns: positions, and what is told of them. Must not know: where batches come from, how a sink writes. Neighbours:
-``spark`` and ``consumer`` (who make batches), ``task`` (what is done with a range), ``ledger`` (the rules).
+``spark`` and ``consumer`` (which plan and execute batches), ``task`` (what is done with a range), ``ledger`` (the
+rules).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Protocol
 from avow import ledger, sinks
 from avow.engines.causes import trace, translated
 from avow.engines.columns import Columns
-from avow.engines.isolation import Part
+from avow.engines.isolation import Isolation, Part
 from avow.engines.progress import Observer, Progress
 from avow.engines.task import Work, commit_staged
 from avow.errors import (
@@ -46,7 +48,7 @@ from avow.errors import (
     first_line,
 )
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
-from avow.ledger import Counts, Entry, Start
+from avow.ledger import Counts, Entry, OffsetRange, Start
 from avow.settings import PipelineConfig
 from avow.sinks.base import GIVEN_UP_BATCH, CommittingSink, DriverSink, Remarking
 
@@ -55,6 +57,7 @@ LOGGER = logging.getLogger("avow.engines")  # traces: silent unless somebody lis
 ATTEMPTS_WITHOUT_PROGRESS = 8
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 20, 30)
 LAG_EVERY_S = 5.0  # how often the log is asked where it ends
+TELL_EVERY_S = 1.0
 TELL_S = 3.0  # for one telling, or one question about lag
 KEEP_EVERY_S = 3600.0
 
@@ -71,6 +74,10 @@ STOPS: dict[str, type[AvowError]] = {
         TopicRecreated,
     )
 }
+
+
+# What the tasks of a batch staged, where the commit is the driver's; and what became of each range, if that is known.
+Executed = tuple[Sequence[bytes], Mapping[TopicPartition, Counts] | None]
 
 
 class Attempt(Protocol):
@@ -164,20 +171,18 @@ def remark_new_ledger(
 
 
 class Driver:
-    """One attempt's positions. ``tell_every_s``: how often they are told at most, beside the batches, none of which
-    waits for it; 0 is after every batch, before the next."""
+    """One attempt's positions. They are told about once a second, beside the batches, none of which waits for it."""
 
-    def __init__(self, pipeline: PipelineConfig, observer: Observer, *, tell_every_s: float = 0) -> None:
+    def __init__(self, pipeline: PipelineConfig, observer: Observer) -> None:
         self._pipeline = pipeline
         self._observer = observer
-        self._tell_every_s = tell_every_s
         self.store = sinks.driver_sink(pipeline)
         self.log = Log(pipeline.source, pipeline.name)
         self.positions: dict[TopicPartition, int] = {}  # where the next planned range starts
         self._topic_ids: dict[str, str] = {}  # of the topics that are read, as they were when that began
         self.run = 0
         self.batches = 0
-        self._batch = 0  # the newest one's number
+        self._batch = -1  # the newest one's number
         self._counts: dict[TopicPartition, Counts] = {}  # over the pipeline's life, in our partitions
         self._counted = True  # else the ledger is to be asked
         self._kept_at = time.monotonic()
@@ -225,9 +230,7 @@ class Driver:
         )
         self._moved = True
         self._lag_told = self._lag()[0]
-        if not self._tell_every_s:
-            self.tell_group()
-        elif self._teller.tell(self.positions, group=False, lag=True):  # else the first lag shown has no age
+        if self._teller.tell(self.positions, group=False, lag=True):  # else the first lag shown has no age
             self._lag_at = time.monotonic()
 
     def _planned(
@@ -315,27 +318,41 @@ class Driver:
 
     # Batches
 
-    def work(self, batch: int, part: Part) -> Work:
+    def deliver(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        execute: Callable[[Work], Executed],
+        isolation: Isolation,
+        stop: threading.Event,
+    ) -> None:
+        """One batch: execute its ranges, commit what was staged, and move the positions. Where ranges have failed
+        before, ``isolation`` cuts them into parts, and between two of them the run can be stopped."""
+        started = time.monotonic()
+        self._batch += 1
+        for part in isolation.parts(ranges):
+            if stop.is_set():
+                return
+            with isolation.trying(part):
+                work = self._work(part)
+                staged, counts = execute(work)
+                self._finish(work, staged, counts, started)
+            started = time.monotonic()
+
+    def _work(self, part: Part) -> Work:
         ranges = part.ranges
         topic_ids = {where.topic: self._topic_ids[where.topic] for where in ranges}
-        return Work(self._pipeline, self.run, batch, ranges, self.store.brief(), topic_ids, part.set_aside)
+        return Work(self._pipeline, self.run, self._batch, ranges, self.store.brief(), topic_ids, part.set_aside)
 
-    def finish(
-        self,
-        work: Work,
-        staged: Sequence[bytes],
-        started: float,
-        counts: Mapping[TopicPartition, Counts] | None = None,
+    def _finish(
+        self, work: Work, staged: Sequence[bytes], counts: Mapping[TopicPartition, Counts] | None, started: float
     ) -> None:
-        """All ranges of a batch are delivered, or staged: commit these, and tell. ``counts``: what became of each,
-        where no attempt can have done it whose report is lost."""
+        """``counts``: what became of each range, where no attempt can have done it whose report is lost."""
         if staged:
             assert isinstance(self.store, CommittingSink)
             commit_staged(staged, work, self.store)
         for where, planned in work.ranges.items():
             self.positions[where] = planned.until
         self.batches += 1
-        self._batch = work.batch
         self._moved = True
         offsets, seconds = self._untold
         self._untold = offsets + sum(map(len, work.ranges.values())), seconds + time.monotonic() - started
@@ -343,8 +360,6 @@ class Driver:
             self._counted = False
         else:
             self._counts |= {where: self._counts.get(where, ledger.NOTHING) + new for where, new in counts.items()}
-        if not self._tell_every_s:
-            self.tell()
 
     # Telling
 
@@ -352,14 +367,12 @@ class Driver:
         """To be called often, also when nothing comes: tells what is untold, if it is time."""
         self._hear()
         now = time.monotonic()
-        if now - self._told_at < self._tell_every_s:
+        if now - self._told_at < TELL_EVERY_S:
             return
         lag = now - self._lag_at >= LAG_EVERY_S
         if self.positions and (self._moved or lag) and self._teller.tell(self.positions, group=self._moved, lag=lag):
             self._moved = False
             self._lag_at = now if lag else self._lag_at
-            if not self._tell_every_s:
-                self._hear(wait=True)
         if self._untold[0] or self._lag()[0] != self._lag_told:
             self._show()
         self._told_at = now
@@ -371,7 +384,7 @@ class Driver:
             self._counted = True
         lag = self._lag()
         counts = sum(self._counts.values(), ledger.NOTHING)
-        self._observer.progress(Progress(self.run, self._batch, *self._untold, counts, *lag))
+        self._observer.progress(Progress(self.run, max(0, self._batch), *self._untold, counts, *lag))
         self._untold, self._lag_told = (0, 0.0), lag[0]
 
     def _lag(self) -> tuple[int, float | None]:

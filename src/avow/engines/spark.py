@@ -1,45 +1,37 @@
-"""The Spark engine: Structured Streaming plans offset ranges, each task brings one range into the sink.
+"""The Spark engine: each batch is one Spark job, whose tasks bring one range each into the sink.
 
 Theory of operation
 -------------------
-A run starts from the ledger, never from a checkpoint: it takes a run number, fences older runs, asks
-``ledger.plan_start`` about every partition, and hands Spark the positions as ``startingOffsets``. Spark's checkpoint is
-a temporary folder, thrown away with the attempt. For each micro-batch the planned ranges are read from the checkpoint's
-offset log and passed into the tasks; one task is one partition's range, so order and claims are per task. A task reads
-its range itself (``kafka.reader``): records go from the broker into Arrow and on to the sink without a step through the
-JVM, which has the plan and the query. After each batch the positions are told to the Kafka group, for lag tools.
+A run starts from the ledger: it takes a run number, fences older runs and asks ``ledger.plan_start`` about every
+partition. From these positions ``planner`` cuts the log into batches, and each batch is one job: one task is one
+partition's range, so order and claims are per task. A task reads its range itself (``kafka.reader``): records go from
+the broker into Arrow and on to the sink without a step through the JVM, which schedules tasks and runs the query. Spark
+keeps nothing from batch to batch: no checkpoint, no streaming query.
 
 Owns: Spark's part in a run. Must not know: how a sink writes. Neighbours: ``driver`` (what every engine does around its
-batches), ``task`` (what a task does).
+batches), ``planner`` (which ranges are next), ``task`` (what a task does).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import struct
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from avow import sinks
 from avow.arrow import binaries
 from avow.engines import failpoints, sql
 from avow.engines.causes import cause_line
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, attempts, not_drained, prepare_table, remark_new_ledger
-from avow.engines.isolation import Isolation, Part
+from avow.engines.driver import STOPS, Driver, Executed, attempts, not_drained, prepare_table, remark_new_ledger
+from avow.engines.isolation import Isolation
+from avow.engines.planner import Planner
 from avow.engines.progress import Observer
 from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
 from avow.engines.task import (
@@ -56,11 +48,11 @@ from avow.engines.task import (
 from avow.errors import AvowError, ProtocolViolation, SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
-from avow.ledger import OffsetRange
-from avow.settings import PipelineConfig, Source, revealed
+from avow.settings import PipelineConfig, Source
 from avow.sinks.base import DriverSink
 
 SHORT_BELOW = 1_000_000  # records that a run has to drain
+IDLE_S = 0.1  # how soon the log is asked again, where it had nothing new
 SILENT = Observer()
 
 REPORT = "topic string, partition int, stop string, message string, advice string, staged binary"
@@ -69,10 +61,6 @@ _REPORT = pa.schema(
     + [(name, pa.string()) for name in ("stop", "message", "advice")]
     + [("staged", pa.binary())]
 )
-
-
-class _StopAsked(Exception):
-    """Raised into Spark to end the query between two batches."""
 
 
 class Run:
@@ -94,7 +82,6 @@ class Run:
         self._once = once
         self._observer = observer
         self._stop = threading.Event()
-        self._batch_running = threading.Lock()
 
     def stop(self) -> None:
         """Ask the run to end after the current batch. Safe to call from a signal handler."""
@@ -118,12 +105,13 @@ class Run:
                 warm_up(spark)
             else:
                 meet_executors(spark, self._stop, self._observer.event)
+            ends = log.stable_ends(known) if self._once else None
             columns = sink_fields(spark, pipeline)
             prepare_table(store, pipeline, columns, self._observer)
-        if not self._attempts(spark, columns) and self._once:
+        if not self._attempts(spark, columns, ends) and self._once:
             raise not_drained(pipeline)
 
-    def _attempts(self, spark: SparkSession, columns: Columns) -> bool:
+    def _attempts(self, spark: SparkSession, columns: Columns, ends: Mapping[TopicPartition, int] | None) -> bool:
         def look(error: Exception) -> None:
             if has_ended(spark):
                 raise AvowError(
@@ -134,11 +122,10 @@ class Run:
                 ) from error
 
         # What Kafka does not answer says nothing about a record, nor does a stop by name.
-        isolation = Isolation((SourceError, *STOPS.values(), _StopAsked), self._observer.event)
+        isolation = Isolation((SourceError, *STOPS.values()), self._observer.event)
 
         def make() -> _Attempt:
-            stop, running, observer = self._stop, self._batch_running, self._observer
-            return _Attempt(self._pipeline, spark, columns, stop, running, observer, self._once, isolation)
+            return _Attempt(self._pipeline, spark, columns, ends, self._stop, self._observer, isolation)
 
         return attempts(make, self._stop, self._observer, look)
 
@@ -156,138 +143,58 @@ def sink_fields(spark: SparkSession, pipeline: PipelineConfig) -> Columns:
 
 
 class _Attempt:
-    """From the ledger to the first failure."""
+    """From the ledger to the first failure. ``ends``: where to stop, if it is to stop by itself."""
 
     def __init__(
         self,
         pipeline: PipelineConfig,
         spark: SparkSession,
         columns: Columns,
+        ends: Mapping[TopicPartition, int] | None,
         stop: threading.Event,
-        batch_running: threading.Lock,
         observer: Observer,
-        once: bool,
         isolation: Isolation,
     ) -> None:
-        self._pipeline = pipeline
+        self._interval_s = pipeline.interval.total_seconds()
         self._spark = spark
         self._columns = columns
+        self._ends = ends
         self._stop = stop
-        self._batch_running = batch_running
-        self._once = once
         self._isolation = isolation
         self.driver = Driver(pipeline, observer)
-        self._checkpoint = Path(tempfile.mkdtemp(prefix="avow-checkpoint-"))
-        self._query: StreamingQuery | None = None
-        self._failure: BaseException | None = None
+        self._planner = Planner(self.driver, pipeline.batch.max_records, ends)
 
     def close(self) -> None:
-        if self._query is not None:
-            with suppress(PySparkException, Py4JError, OSError):  # the JVM may be gone
-                self._query.stop()
         self.driver.close()
-        shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def execute(self) -> bool:
         self.driver.prepare(self._columns)
         self.driver.begin()
-        self._query = self._start_query()
-        try:
-            while not self._query.awaitTermination(1):
-                # Between two batches nothing is in flight; inside one, the batch ends first.
-                if self._batch_running.acquire(blocking=False):
-                    try:
-                        if self._stop.is_set():
-                            return False
-                        self.driver.keep()
-                    finally:
-                        self._batch_running.release()
-        except StreamingQueryException:
-            # Spark tells of our own exception as text; the exception itself says more.
-            if self._failure is None:
-                raise
-            if not isinstance(self._failure, _StopAsked):
-                raise self._failure from None
-            return False
-        return True
+        while not self._stop.is_set():
+            next_at = time.monotonic() + self._interval_s
+            ranges = self._planner.next_batch()
+            if ranges:
+                self.driver.deliver(ranges, self._execute, self._isolation, self._stop)
+            elif self._ends is not None:
+                return True
+            self.driver.tell()
+            self.driver.keep()
+            if self._ends is None:
+                # A batch with records is followed by the next at once, if the interval is over.
+                self._stop.wait(max(0.0 if ranges else IDLE_S, next_at - time.monotonic()))
+        return False
 
-    def _start_query(self) -> StreamingQuery:
-        source, batch = self._pipeline.source, self._pipeline.batch
-        starting: dict[str, dict[str, int]] = {}
-        for where, position in self.driver.positions.items():
-            starting.setdefault(where.topic, {})[str(where.partition)] = position
-        reader = (
-            self._spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", source.brokers)
-            .option("startingOffsets", json.dumps(starting))
-            .option("failOnDataLoss", "true")
-            .option("maxOffsetsPerTrigger", str(batch.max_records))
-        )
-        for key, value in revealed(source.kafka).items():
-            reader = reader.option(f"kafka.{key}", value)
-        reader = reader.option("kafka.isolation.level", "read_committed")
-        if source.topics_pattern is not None:
-            reader = reader.option("subscribePattern", source.topics_pattern)
-        else:
-            reader = reader.option("subscribe", ",".join(source.topics))
-        interval_ms = max(1, round(self._pipeline.interval.total_seconds() * 1000))
-        writer = (
-            reader.load()
-            .writeStream.foreachBatch(self._on_batch)
-            .option("checkpointLocation", self._checkpoint.as_uri())
-        )
-        when = {"availableNow": True} if self._once else {"processingTime": f"{interval_ms} milliseconds"}
-        return writer.trigger(**when).start()
-
-    def _on_batch(self, _: DataFrame, batch: int) -> None:
-        with self._batch_running:
-            try:
-                if self._stop.is_set():
-                    raise _StopAsked
-                self._deliver_batch(batch)
-            except BaseException as error:
-                self._failure = error
-                raise
-
-    def _deliver_batch(self, batch: int) -> None:
-        started = time.monotonic()
-        ranges = self._planned(batch)
-        if not ranges:
-            return
-        for part in self._isolation.parts(ranges):
-            with self._isolation.trying(part):
-                self._deliver_part(batch, part, started)
-            started = time.monotonic()
-
-    def _deliver_part(self, batch: int, part: Part, started: float) -> None:
-        if self._stop.is_set():
-            raise _StopAsked
-        work = self.driver.work(batch, part)
+    def _execute(self, work: Work) -> Executed:
+        """One job. What became of the ranges is not known: a task that Spark repeats finds its range claimed."""
         done, staged = set(), []
         for report in work_frame(self._spark, work).collect():
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
             done.add(TopicPartition(report.topic, report.partition))
             staged += [bytes(report.staged)] if report.staged is not None else []
-        if done != part.ranges.keys():
-            raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, part.ranges))}")
-        self.driver.finish(work, staged, started)
-
-    def _planned(self, batch: int) -> dict[TopicPartition, OffsetRange]:
-        """The batch's ranges, from Spark's own offset log: each ends where it says, and starts where the last ended."""
-        lines = (self._checkpoint / "offsets" / str(batch)).read_text().splitlines()
-        ends = {
-            TopicPartition(topic, int(partition)): end
-            for topic, partitions in json.loads(lines[-1]).items()
-            for partition, end in partitions.items()
-        }
-        positions = self.driver.positions
-        self.driver.adopt_new(ends.keys() - positions.keys())
-        return {
-            where: OffsetRange(where.topic, where.partition, positions[where], end)
-            for where, end in ends.items()
-            if end > positions[where]
-        }
+        if done != work.ranges.keys():
+            raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, work.ranges))}")
+        return staged, None
 
 
 def work_frame(spark: SparkSession, work: Work) -> DataFrame:
