@@ -85,7 +85,7 @@ def jdbc(rig: Rig, task: Task, *, tuned: bool, bare: bool = False, java_options:
             "spark.master": task.master,
             "spark.driver.memory": task.memory,
             "spark.driver.extraJavaOptions": java_options,
-            "spark.jars": ",".join(map(str, [*jars.classpath("spark"), *jars.classpath("bench")])),
+            "spark.jars": ",".join(map(str, jars.classpath("bench"))),
         },
     }
     return Command([sys.executable, "-m", "bench.jdbc", json.dumps(settings)], folder)

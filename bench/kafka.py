@@ -75,7 +75,7 @@ def spark(rig: Rig, topic: str, output: str, options: Options, given: dict[str, 
         "spark": {
             "spark.master": options.master,
             "spark.driver.memory": options.memory,
-            "spark.jars": ",".join(map(str, jars.classpath("spark"))),
+            "spark.jars": ",".join(map(str, jars.classpath("bench"))),
         },
     }
     return Command([sys.executable, "-m", "bench.kafka_copy", json.dumps(settings)], folder)

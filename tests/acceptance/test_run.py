@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -185,7 +184,6 @@ def test_a_run_ends_at_once_when_its_jvm_is_killed(scenario: Make) -> None:
     assert child.returncode == 1, errors
     assert "Spark has ended" in errors
     assert list(s.folder.glob("avow-spark-*.log")), "kept, because the message names it"
-    assert not list(s.folder.glob("avow-checkpoint-*")), "the run ended in good order"
     s.drain(path)
     assert s.ids() == dict.fromkeys(range(2_000), 1)
 
@@ -210,21 +208,6 @@ def test_partitions_added_while_running(scenario: Make) -> None:
     assert child.returncode == 0, errors
     assert s.ids() == dict.fromkeys(range(400), 1)
     assert s.positions() == {0: 200, 1: 100, 2: 100}
-
-
-def test_a_deleted_checkpoint_does_no_harm(scenario: Make, tmp_path: Path) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    s = scenario()
-    s.produce(payment(n) for n in range(10_000))
-    child = s.start(s.file(batch="max_records = 500"), TMPDIR=str(temporary))
-    s.wait_for_rows(1)
-    for folder in temporary.glob("avow-checkpoint-*"):
-        shutil.rmtree(folder, ignore_errors=True)
-    s.wait_for_rows(10_000)
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=60)
-    assert s.ids() == dict.fromkeys(range(10_000), 1)
 
 
 def test_nothing_is_left_behind(scenario: Make, tmp_path: Path) -> None:

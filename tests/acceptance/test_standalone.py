@@ -5,7 +5,6 @@ Executors, workers and the driver are killed with kill -9. Read back with psycop
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -131,8 +130,6 @@ def test_an_executor_a_worker_and_the_driver_killed_in_mid_run(scenario: Make, s
     assert spark.workers[1].state is State.DOWN
     s.wait_for_rows(count(s) + 3_000)
     s.kill(child)
-    (checkpoint,) = temporary.glob("avow-checkpoint-*")
-    shutil.rmtree(checkpoint)
     assert count(s) < MANY, "in mid-run"
     spark.up()
     done = s.run(s.file(spark=section(spark)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
@@ -27,6 +30,7 @@ from avow.sinks.kafka import KafkaLetters, Store
 pytestmark = pytest.mark.cluster
 
 Make = Callable[..., Scenario]
+ROOT = Path(__file__).parents[2]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 
 
@@ -292,10 +296,7 @@ def test_java_clients_agree_on_partitions_and_read_what_is_committed(scenario: M
     s.produce([b"v%d" % n for n in range(len(keys))], keys=keys)
     path = s.file(sink=sink(target), decode='format = "raw"')
     s.drain(path)
-    session = session_spark(s.load(path))
-    records = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array([b"v"] * len(keys), pa.binary())})
-    brokers = {"kafka.bootstrap.servers": s.cluster.bootstrap}
-    session.createDataFrame(records).write.format("kafka").options(**brokers, topic=theirs).save()
+    java_client("write", s.cluster.bootstrap, theirs, [key.hex() for key in keys])
     chosen = {one.key: one.partition for one in read(s.cluster.bootstrap, theirs)}
     assert {one.key: one.partition for one in read(s.cluster.bootstrap, target)} == chosen
     # Something that was begun and never committed stands in front of nobody.
@@ -307,7 +308,16 @@ def test_java_clients_agree_on_partitions_and_read_what_is_committed(scenario: M
     other.produce(target, b"never", b"never")
     other.flush(30)
     other.abort_transaction(30)
-    options = {**brokers, "subscribe": target, "kafka.isolation.level": "read_committed", "includeHeaders": "true"}
-    found = session.read.format("kafka").options(**options).load().select("key", "headers").collect()
-    assert sorted(bytes(row.key) for row in found) == sorted(keys)
-    assert all(row.headers[-1].key == "avow-origin" for row in found)
+    found = java_client("read", s.cluster.bootstrap, target)
+    assert sorted(bytes.fromhex(key) for key, _ in found) == sorted(keys)
+    assert {headers[-1] for _, headers in found} == {"avow-origin"}
+
+
+def java_client(what: str, bootstrap: str, topic: str, keys: list[str] | None = None) -> Any:
+    """In a process of its own, for jars of its own."""
+    command = [sys.executable, "-m", "tests.java_clients", what, bootstrap, topic]
+    done = subprocess.run(
+        command, input=json.dumps(keys), capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

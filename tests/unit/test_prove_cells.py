@@ -37,6 +37,8 @@ from avow.prove.witnesses import WITNESSES
 from avow.sinks import SINKS
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
+NUMBERS = set(range(34)) - {19}  # 19 was Spark's checkpoint: there is none
+
 FINE = Seen(fired=("it did",), check={}, audit={}, audit_verdict="held", records=100, drained=True)
 
 
@@ -50,7 +52,7 @@ def plain(fault: str, guarantee: Guarantee = EXACTLY) -> Cell:
 
 def test_every_fault_is_built() -> None:
     assert BUILT.keys() == FAULTS.keys() - {"mix"}
-    assert {fault.number for fault in FAULTS.values()} == set(range(34))
+    assert {fault.number for fault in FAULTS.values()} == NUMBERS
 
 
 @pytest.mark.parametrize(("name", "hash_"), [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31))])
@@ -69,7 +71,7 @@ def test_the_matrix_has_every_offer_of_every_sink_and_each_can_be_read_back() ->
 
 def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
     numbers = Counter(found.fault.number for found in quick() if found.engine == "spark")
-    assert numbers == dict.fromkeys(set(range(1, 34)) - {25}, 1) | {0: len(CANARIES)}
+    assert numbers == dict.fromkeys(NUMBERS - {25}, 1) | {0: len(CANARIES)}
     others = [(found.fault.name, found.engine) for found in quick() if found.engine != "spark"]
     assert others == [
         ("executor-killed", "spark-cluster"),
@@ -82,7 +84,7 @@ def test_quick_of_one_engine() -> None:
     assert {found.engine for found in cells} == {"consumer"}
     played = {fault.number for fault in FAULTS.values() if "consumer" in fault.engines}
     assert Counter(found.fault.number for found in cells) == dict.fromkeys(played, 1) | {0: len(CANARIES)}
-    assert played == set(range(34)) - {6, 19}, "workers, executors and a checkpoint are Spark's"
+    assert played == NUMBERS - {6}, "workers and executors are Spark's"
 
 
 def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them() -> None:
@@ -99,7 +101,7 @@ def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them
     assert there <= pipelines
     names = {step.fault for word in Guarantee for step in schedule(plain("mix", word), 1, minutes=60)}
     assert {"group-rebalance", "killed-at-random", "postgres-cut"} <= names
-    assert not {"worker-killed", "checkpoint-deleted"} & names
+    assert not {"worker-killed", "jvm-killed"} & names
 
 
 def test_what_has_no_ledger_has_one_judge() -> None:
@@ -127,7 +129,7 @@ def test_quick_of_one_sink_has_what_concerns_it_and_its_own_canaries(sink: str) 
     assert {found.sink for found in cells} == {sink}
     numbers = Counter(found.fault.number for found in cells if found.engine == "spark")
     elsewhere = {fault.number for fault in FAULTS.values() if fault.only} - numbers.keys()
-    assert numbers == dict.fromkeys(set(range(1, 34)) - {25} - elsewhere, 1) | {0: len(CANARIES)}
+    assert numbers == dict.fromkeys(NUMBERS - {25} - elsewhere, 1) | {0: len(CANARIES)}
     only = {"kafka": {13, 14}, "postgres": {15, 16, 32}, "delta": {17}, "iceberg": {17}}
     assert elsewhere == {*range(13, 18), 32} - only[sink]
 
@@ -164,7 +166,7 @@ def test_a_fault_is_played_where_it_can_happen() -> None:
     alone = [found for found in matrix() if found.engine == "consumer"]
     assert {found.sink for found in alone} == SINKS.keys()
     assert "group-rebalance" in {found.fault.name for found in alone}
-    assert not {"worker-killed", "jvm-killed", "checkpoint-torn"} & {found.fault.name for found in alone}
+    assert not {"worker-killed", "jvm-killed"} & {found.fault.name for found in alone}
     timed_out = {found.guarantee for found in matrix() if found.fault.name == "transaction-times-out"}
     assert timed_out == {EXACTLY}, "under the others no transaction is open while records are written"
     mixed = schedule(Cell(FAULTS["mix"], EXACTLY, engine="spark-cluster"), 1, minutes=60)
@@ -224,7 +226,7 @@ def test_only_a_clean_pipeline_goes_on_into_another_cell() -> None:
     assert not fit_for_more(cell("zombie", MOST), replace(FINE, check={"lost": 1})), "permitted, and there to stay"
     assert not fit_for_more(cell("zombie", LEAST), replace(FINE, audit={"ledger-behind": 1}))
     assert not fit_for_more(cell("retention"), FINE)
-    assert not fit_for_more(cell("disk-full-checkpoint"), FINE)
+    assert not fit_for_more(cell("disk-full-lake"), FINE)
 
 
 def test_remaining() -> None:

@@ -361,7 +361,6 @@ lineage_prefix = "a\n" """), r"'a\ntopic' holds a control character; a short pre
     "no records": ((TABLE, 'table = "t"\n[batch]\nmax_records = 0'), "p.toml:17: batch.max_records: should be greater than or equal to 1; a number from 1"),
     "records as text": ((TABLE, 'table = "t"\n[batch]\nmax_records = "5"'), "p.toml:17: batch.max_records: should be a valid integer"),
     "spark: speculation": ((SINK, "[spark]\nspeculation = true\n[sink]"), "p.toml:13: spark.speculation: would run two attempts of a task at once; false"),
-    "spark: checkpoint": ((SINK, '[spark]\nsql.streaming.checkpointLocation = "/x"\n[sink]'), "p.toml:13: spark.sql.streaming.checkpointLocation: is avow's own: a run makes a checkpoint"),
     "spark: the name twice": ((SINK, '[spark]\n"spark.master" = "local"\n[sink]'), "p.toml:13: spark.spark.master: begins with spark.; in this table without it: master"),
     "spark: a path with ..": ((SINK, '[spark]\nlocal.dir = "/a/../b"\n[sink]'), "p.toml:13: spark.local.dir: holds a path with .."),
     "spark: no table": ((GUARANTEE, 'guarantee = "exactly-once"\nspark = "local"'), "p.toml:3: spark: should be a table; name = value"),

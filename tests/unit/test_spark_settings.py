@@ -18,15 +18,12 @@ from avow.plan import load_checked
 
 FILE = Path(__file__).parents[2] / "examples" / "payments.toml"
 SPARKS_ZIP = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
-JARS = [Path("/a.jar"), Path("/b.jar")]
 
 
 def settings(tmp_path: Path, spark: str = "", *, short: bool = False, archive: Path | None = None) -> dict[str, str]:
     path = tmp_path / "pipeline.toml"
     path.write_text(FILE.read_text() + f"\n[spark]\n{spark}\n")
-    return spark_settings(
-        load_checked(path, {"DATABASE_URL": "postgresql://me@h/d"}), JARS, short=short, archive=archive
-    )
+    return spark_settings(load_checked(path, {"DATABASE_URL": "postgresql://me@h/d"}), short=short, archive=archive)
 
 
 def test_what_is_given_reaches_spark_and_wins(tmp_path: Path) -> None:
@@ -42,8 +39,6 @@ def test_only_a_local_master_gets_local_settings(tmp_path: Path) -> None:
     assert local["spark.master"].startswith("local[")
     assert local["spark.driver.host"] == "127.0.0.1"
     assert "spark.driver.host" not in cluster
-    assert "spark.jars" not in local
-    assert cluster["spark.jars"] == "/a.jar,/b.jar", "executors fetch them from the driver"
 
 
 def test_a_short_run_starts_with_the_first_compiler_only(tmp_path: Path) -> None:
@@ -57,7 +52,6 @@ def test_the_driver_is_quiet_and_quick_whatever_the_master(tmp_path: Path, maste
     found = settings(tmp_path, f'master = "{master}"', archive=kept)
     assert f"-XX:SharedArchiveFile={kept}" in found["spark.driver.extraJavaOptions"]
     assert "log4j2.configurationFile" in found["spark.driver.extraJavaOptions"]
-    assert found["spark.driver.extraClassPath"] == "/a.jar:/b.jar", "an archive holds what is on the class path"
 
 
 @pytest.mark.parametrize("options", [JAVA, JAVA_SHORT])
@@ -88,14 +82,6 @@ def test_a_failpoint_reaches_executors_elsewhere(tmp_path: Path, monkeypatch: py
     assert settings(tmp_path, 'master = "yarn"')["spark.executorEnv.AVOW_FAILPOINT"] == "after-write:1:executor:/tmp"
     monkeypatch.delenv("AVOW_FAILPOINT")
     assert "AVOW" not in str(settings(tmp_path, 'master = "yarn"'))
-
-
-def test_jars_of_the_users_own_come_beside_ours(tmp_path: Path) -> None:
-    local = settings(tmp_path, 'jars = "/mine.jar"')
-    assert local["spark.jars"] == "/mine.jar"
-    assert local["spark.driver.extraClassPath"] == "/a.jar:/b.jar"
-    assert settings(tmp_path, 'driver.extraClassPath = "/mine"')["spark.driver.extraClassPath"] == "/a.jar:/b.jar:/mine"
-    assert settings(tmp_path, 'master = "yarn"\njars = "/mine.jar"')["spark.jars"] == "/a.jar,/b.jar,/mine.jar"
 
 
 def test_a_worker_keeps_the_zips_of_the_users_own(tmp_path: Path) -> None:
@@ -157,7 +143,7 @@ from avow.engines import session
 from avow.plan import load_checked
 
 pipeline = load_checked(Path(sys.argv[1]), {"DATABASE_URL": "postgresql://me@h/d", "SECRET": sys.argv[2]})
-spark = session.spark_session(pipeline, [], short=True)
+spark = session.spark_session(pipeline, short=True)
 (jvm,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "java")
 log = session._spark_log()
 jvm_conf = spark.sparkContext._jsc.sc().conf()

@@ -10,17 +10,11 @@ import re
 import traceback
 
 from avow import errors
-from avow.errors import LINE_MAX, AvowError, ConfigError, SinkError, SourceError, first_line
+from avow.errors import LINE_MAX, AvowError, SinkError, SourceError, first_line
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CRASHED = "Python worker exited unexpectedly"
 _OUR_FRAME = re.compile(r'File ".*[/\\]avow[/\\](\w+)')
-# What Kafka's Java client, with which Spark plans, says of settings and rights. Trying again does not help.
-_JAVA_REFUSAL = re.compile(r"ConfigException|AuthenticationException|AuthorizationException|KafkaClient' entry|JAAS")
-_JAVA_ADVICE = (
-    "Spark reads offsets with Kafka's Java client, which takes the same source.kafka settings and may want other names "
-    "for some. The consumer engine (--engine consumer) does without it."
-)
 _PACKAGE = re.compile(r"^(?:\w+\.)+(?=[A-Z])")
 _QUERY = re.compile(r"Failed to \w+ query '.*?': (?=[A-Z]+: )")  # ADBC puts the whole query before the server's words
 
@@ -41,10 +35,8 @@ def translated(error: Exception) -> AvowError:
     if named and isinstance(kind := getattr(errors, named[1], None), type) and issubclass(kind, AvowError):
         return kind(named[2][:LINE_MAX])
     ours = _OUR_FRAME.findall(text)
-    if "org.apache.kafka." in text and _JAVA_REFUSAL.search(cause):
-        return ConfigError(f"Kafka's Java client: {cause[:LINE_MAX]}", advice=_JAVA_ADVICE)
     kind = {"sinks": SinkError, "kafka": SourceError}.get(ours[-1] if ours else "", AvowError)
-    if kind is AvowError and ("KafkaException" in cause or "org.apache.kafka." in text):
+    if kind is AvowError and "KafkaException" in cause:
         kind = SourceError
     return kind(cause[:LINE_MAX])
 

@@ -1,7 +1,7 @@
 """The Spark session of a run: its settings, the JVM it starts, the executors it needs, and whether it is still there.
 
 Owns: everything about Spark that is so before the first batch, and its end. Must not know: what a run does with it. Its
-neighbours are ``spark`` (the run) and ``avow.local.spark`` (jars and the class archive).
+neighbours are ``spark`` (the run) and ``avow.local.spark`` (the class archive).
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from avow import __version__
@@ -41,7 +39,6 @@ from avow.settings import PipelineConfig, revealed
 
 CONNECT_TIMEOUT_S = 5
 EXECUTORS_EXPECTED_S = 15
-SELECT_MAX = 1024  # FD_SETSIZE
 
 # A driver that is its own executor needs no other address.
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -62,9 +59,7 @@ EXECUTORS_ADVICE = (
 )
 
 
-def spark_settings(
-    pipeline: PipelineConfig, jars: list[Path], *, short: bool, archive: Path | None = None
-) -> dict[str, str]:
+def spark_settings(pipeline: PipelineConfig, *, short: bool, archive: Path | None = None) -> dict[str, str]:
     """The user's settings over ours. ``short``: a run that ends soon wants to start soon. ``archive``: Java's classes,
     kept ready in a file."""
     given = revealed(pipeline.spark)
@@ -79,22 +74,15 @@ def spark_settings(
         # A second attempt beside the first would be safe (the ledger judges it), and for nothing.
         "spark.speculation": "false",
         "spark.python.daemon.module": "avow.engines.daemon",
-        # Kafka's consumers are kept for the next batch and let go soon after: the defaults keep data for minutes.
-        "spark.kafka.consumer.cache.timeout": "30s",
-        "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
     }
     java = JAVA_SHORT if short else JAVA
-    settings |= driver_settings(jars, f"{java} -XX:SharedArchiveFile={archive}" if archive else java)
+    # Of the driver's JVM: whatever the master, it is a child of this process, on this machine.
+    settings["spark.driver.extraJavaOptions"] = f"{java} -XX:SharedArchiveFile={archive}" if archive else java
     if is_local(master):
         settings |= LOOPBACK
     else:
-        # Executors fetch them from the driver. Theirs is another environment than ours, so a test's wish goes along.
-        settings["spark.jars"] = ",".join(map(str, jars))
+        # Executors have another environment than ours, so a test's wish goes along.
         settings |= {f"spark.executorEnv.{name}": value for name, value in failpoints.declared().items()}
-    # Jars of the user's own come to ours, they do not take their place.
-    for key, separator in (("spark.jars", ","), ("spark.driver.extraClassPath", ":")):
-        if key in given and key in settings:
-            given = given | {key: f"{settings[key]}{separator}{given[key]}"}
     return settings | given
 
 
@@ -102,19 +90,8 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def driver_settings(jars: list[Path], java_options: str) -> dict[str, str]:
-    """The driver's JVM. Whatever the master, it is a child of this process, on this machine."""
-    return {
-        # On the class path, not in spark.jars: only what is loaded from there can be kept ready in an archive.
-        "spark.driver.extraClassPath": ":".join(map(str, jars)),
-        "spark.driver.extraJavaOptions": java_options,
-    }
-
-
-def spark_session(
-    pipeline: PipelineConfig, jars: list[Path], *, short: bool, archive: Path | None = None
-) -> SparkSession:
-    settings = spark_settings(pipeline, jars, short=short, archive=archive)
+def spark_session(pipeline: PipelineConfig, *, short: bool, archive: Path | None = None) -> SparkSession:
+    settings = spark_settings(pipeline, short=short, archive=archive)
     # The workers must run this very Python, with this very package, unless the file says where theirs is. Started from
     # Python, pyspark looks at the variable alone.
     python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
@@ -137,7 +114,6 @@ def spark_session(
         ) from error
     # Of a run that ends in good order nobody wants it; after a kill -9 it stays.
     atexit.register(_remove_log)
-    _answer_callbacks(session)
     if not is_local(settings["spark.master"]):
         _send_transform(session, pipeline)
     return session
@@ -163,18 +139,6 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
 def _escaped(text: str) -> str:
     """For a properties file, as Java reads it."""
     return "".join(_ESCAPES.get(c, c) for c in text)
-
-
-def _answer_callbacks(session: SparkSession) -> None:
-    """Batches come to us over a socket that py4j waits for with ``select``. One whose number that cannot take is never
-    answered, and Spark would wait for us without end and without a word."""
-    gateway: Any = session.sparkContext._gateway
-    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    if gateway._callback_server.server_socket.fileno() >= SELECT_MAX:
-        raise ConfigError(
-            f"this process has more than {SELECT_MAX:,} files and connections open, and Spark cannot call it then",
-            advice="Run the pipeline in a process of its own (`avow run`), or with the consumer engine.",
-        )
 
 
 @cache

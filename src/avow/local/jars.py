@@ -42,25 +42,25 @@ FETCH_TRIES = 3
 KAFKA_VERSION = "4.3.1"
 SPARK_VERSION = "4.1.3"
 
-# What `lock` resolves. Kafka's jars come with all they depend on. Spark's list is explicit and not resolved
-# further: pyspark ships the rest, and resolving would ask for a token-provider jar that was never published
-# for this version (the one of 4.0.0 works).
+# What `lock` resolves. Kafka's jars come with all they depend on.
 ROOTS = {
     "kafka": (
         f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
         "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",  # without it a broker has no log at all
     ),
-    "spark": (
+}
+RESOLVED_FURTHER = {"kafka"}
+# Nothing that avow does needs these, so they are fetched only when they are asked for by name. The lists are explicit:
+# pyspark ships the rest, and resolving Spark's Kafka source would ask for a token-provider jar that was never published
+# for this version (the one of 4.0.0 works).
+ON_REQUEST = {
+    "bench": (  # what Spark's own Kafka source and JDBC writer need
         f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}",
         "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
         "org.apache.kafka:kafka-clients:3.9.1",
         "org.apache.commons:commons-pool2:2.12.1",
+        "org.postgresql:postgresql:42.7.14",
     ),
-}
-RESOLVED_FURTHER = {"kafka"}
-# Nothing that avow does needs these, so they are fetched only when they are asked for by name.
-ON_REQUEST = {
-    "bench": ("org.postgresql:postgresql:42.7.14",),  # what Spark's own JDBC writer needs
     "lake": (  # what Spark's own writers into lakes need
         # Delta up to 4.2 calls a constructor of Spark's that 4.1.2 has changed.
         "io.delta:delta-spark_4.1_2.13:4.4.0",

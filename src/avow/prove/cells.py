@@ -168,10 +168,6 @@ _FAULTS = (
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=LAKES),
     _before(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
-    _before(18, "disk-full-checkpoint", "disk full under Spark's checkpoint", hold_s=(4, 6), alone=True, engines=HERE),
-    _before(19, "checkpoint-deleted", "Spark's checkpoint deleted", hold_s=(1, 2), in_mix=True, engines=HERE),
-    _before(19, "checkpoint-rewound", "Spark's checkpoint rolled back by a batch", hold_s=(1, 2), engines=HERE),
-    _before(19, "checkpoint-torn", "the newest file of Spark's checkpoint cut in half", hold_s=(1, 2), engines=HERE),
     _before(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
     _before(
         *(21, "topic-recreated", "topic deleted, made again, outgrown"),

@@ -53,7 +53,7 @@ class Scene:
         self._seed = seed  # decides what the faults leave open
         make = WITNESSES[cell.sink] if cell.audited else GroupWitness
         self.witness = make(site, folder, name, name.replace("-", "_"))
-        self.temporary = folder / "tmp"  # where the driver keeps its checkpoint
+        self.temporary = folder / "tmp"  # of the driver
         self.temporary.mkdir(parents=True)
         self.spark_folder = folder / "spark"  # what a killed JVM leaves behind goes with the rest
         self.workloads: list[Workload] = []  # one a cell

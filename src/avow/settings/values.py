@@ -426,10 +426,6 @@ def spark_settings(value: Any) -> dict[str, str]:
             problems.append(Problem((name,), "begins with spark.", f"in this table without it: {name[6:]}"))
         if name == "speculation" and setting.lower() != "false":
             problems.append(Problem((name,), "would run two attempts of a task at once", "false, which is the default"))
-        if name.lower() == "sql.streaming.checkpointlocation":
-            problems.append(
-                Problem((name,), "is avow's own: a run makes a checkpoint and throws it away", "any other setting")
-            )
     raise_if_any(problems)
     return {f"spark.{name}": setting for name, setting in settings.items()}
 

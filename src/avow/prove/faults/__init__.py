@@ -16,7 +16,6 @@ from types import MappingProxyType
 from avow.prove.faults.base import CannotRun, Fault
 from avow.prove.faults.brokers import AllBrokersKilled, BrokerPaused, ControllerKilled, CoordinatorKilled, LeaderKilled
 from avow.prove.faults.canaries import CanaryDoubles, CanaryDrops, CanarySwapped
-from avow.prove.faults.checkpoint import CheckpointDeleted, CheckpointRewound, CheckpointTorn
 from avow.prove.faults.database import (
     CommitReplyLost,
     FailoverLostCommits,
@@ -24,7 +23,7 @@ from avow.prove.faults.database import (
     PostgresImmediate,
     PostgresKilled,
 )
-from avow.prove.faults.disks import DiskFullBroker, DiskFullCheckpoint, DiskFullDatabase, DiskFullLake
+from avow.prove.faults.disks import DiskFullBroker, DiskFullDatabase, DiskFullLake
 from avow.prove.faults.drivers import (
     GroupRebalance,
     JvmKilled,
@@ -93,10 +92,6 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "disk-full-database": DiskFullDatabase,
         "disk-full-lake": DiskFullLake,
         "disk-full-broker": DiskFullBroker,
-        "disk-full-checkpoint": DiskFullCheckpoint,
-        "checkpoint-deleted": CheckpointDeleted,
-        "checkpoint-rewound": CheckpointRewound,
-        "checkpoint-torn": CheckpointTorn,
         "retention": Retention,
         "topic-recreated": TopicRecreated,
         "log-truncated": LogTruncated,

@@ -182,12 +182,6 @@ class _DiskFullUnderRun(_SmallDisk):
         self.unmount()
 
 
-class DiskFullCheckpoint(_DiskFullUnderRun):
-    @property
-    def place(self) -> Path:
-        return self.scene.temporary
-
-
 class DiskFullLake(_DiskFullUnderRun):
     """Neither a file nor a commit can be written until there is room again."""
 
