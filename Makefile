@@ -4,7 +4,12 @@ BIN := .venv/bin
 # uv is pinned where everything else is.
 UV := $(shell sed -nE "s/^(uv==[0-9.]+).*/\1/p" requirements.lock)
 
-.PHONY: help setup test lint format lock docs bench up down clean demo
+# Test by test to whoever is free, in the order of tests/fix_cluster.py; what belongs together (xdist_group) to one.
+PARALLEL := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# The promise rests on two modules: these tests alone must take every branch of them.
+COVERED := $(BIN)/pytest --quiet tests/unit/test_guarantee.py tests/unit/test_ledger.py --cov
+
+.PHONY: help setup test test-all lint format lock docs bench up down clean demo
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,8 +17,13 @@ help: ## Show this list
 setup: .venv/.ready ## Make .venv from the lock, install avow into it, fetch jars, prepare Spark for quick starts
 	@$(BIN)/avow setup
 
-test: setup lint ## Everything CI runs: lint, then all tests on the real parts, two files at a time
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov --durations=40
+test: setup lint ## What CI runs: lint, then the tests on the real parts, two at a time, without the long ones
+	$(COVERED)
+	$(BIN)/pytest $(PARALLEL) -m "not long" --durations=40
+
+test-all: setup lint ## The same with the long tests: whole plays, and more of what `make test` has one of
+	$(COVERED)
+	$(BIN)/pytest $(PARALLEL) --durations=40
 
 lint: setup ## ruff, mypy --strict, and the one-way imports
 	$(BIN)/ruff check .

@@ -1,16 +1,24 @@
-"""The real local cluster as fixtures: one per test session, topics and tables per test."""
+"""The real local cluster as fixtures: one for all workers of a test run; a database per worker, topics per test.
+
+Tests that need the cluster for themselves, to hurt it or to count all that is in it, say so by a fixture (``alone``,
+``healthy``). They run on one worker, first; meanwhile the others do what needs no cluster, or wait.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import psutil
 import psycopg
 import pytest
 from confluent_kafka.cimpl import NewTopic
@@ -19,10 +27,75 @@ from avow.kafka import metadata
 from avow.kafka.committed import committed, reader
 from avow.local.cluster import Cluster
 
+# Takes the cluster down when the other end of its standard input is closed, whatever ended the tests, be it kill -9.
+GUARD = """
+import shutil, sys
+from pathlib import Path
+sys.stdin.read()
+folder = Path(sys.argv[1])
+if (folder / "cluster" / "cluster.json").exists():
+    from avow.local.cluster import Cluster
+    Cluster(folder / "cluster").down()
+shutil.rmtree(folder)
+"""
+GUARDED = pytest.StashKey[subprocess.Popen[bytes]]()
+FOLDER = pytest.StashKey[Path]()
 
-def pytest_configure() -> None:
-    # A polite kill of the test run must still run the fixtures' ends, which stop the cluster.
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A polite kill of the test run must still run the fixtures' ends, which stop what they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        config.stash[FOLDER] = Path(workerinput["avow_folder"])
+        return
+    # Not in pytest's own folder: the next pytest that starts on this machine closes that to all other users, and as
+    # root PostgreSQL is one of them.
+    folder = config.stash[FOLDER] = Path(tempfile.mkdtemp(prefix="avow-test-"))
+    command: list[str | Path] = [sys.executable, "-c", GUARD, folder]
+    config.stash[GUARDED] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the cluster is."""
+    node.workerinput["avow_folder"] = str(node.config.stash[FOLDER])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if guard := config.stash.get(GUARDED, None):
+        assert guard.stdin
+        guard.stdin.close()
+        assert guard.wait(120) == 0, "the cluster could not be stopped"
+
+
+def needs(item: pytest.Item, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that want the cluster for themselves come first, on one worker; then those that need none."""
+    for item in items:
+        if needs(item, "cluster"):
+            item.add_marker("cluster")
+        if needs(item, "alone"):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+    items.sort(key=lambda item: (not needs(item, "alone"), item.get_closest_marker("cluster") is not None))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """One test that wants the cluster for itself, or any number of others. The wait is not of the test's time."""
+    if item.get_closest_marker("cluster") is None:
+        return (yield)
+    handle = os.open(item.config.stash[FOLDER], os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if needs(item, "alone") else fcntl.LOCK_SH)
+        return (yield)
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # also where a child of the test has the handle
+        os.close(handle)
 
 
 def positions_of(cluster: Cluster, group: str) -> dict[int, int]:
@@ -31,38 +104,53 @@ def positions_of(cluster: Cluster, group: str) -> dict[int, int]:
         return {at.partition: at.offset for at in committed(one, 30)}
 
 
-# Takes the cluster down when the other end of its standard input is closed, whatever ended the tests, be it kill -9.
-GUARD = """
-import shutil, sys
-from pathlib import Path
-from avow.local.cluster import Cluster
-sys.stdin.read()
-cluster = Cluster(Path(sys.argv[1]))
-if cluster.exists:
-    cluster.down()
-shutil.rmtree(sys.argv[1])
-"""
+class WorkersCluster(Cluster):
+    """The cluster as one worker has it: with a database of its own, so that all in schema avow is this worker's."""
+
+    def __init__(self, folder: Path, database: str) -> None:
+        super().__init__(folder)
+        self._database = database
+
+    @property
+    def postgres_url(self) -> str | None:
+        postgres = self.postgres()
+        return f"{postgres.url.removesuffix('/postgres')}/{self._database}" if postgres else None
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Three brokers and PostgreSQL in a temporary folder, all up. A test that hurts a part mends it."""
-    folder = tempfile.mkdtemp(prefix="avow-test-")
-    command = [sys.executable, "-c", GUARD, folder]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
-        cluster = Cluster(Path(folder))
+def cluster(pytestconfig: pytest.Config, worker_id: str) -> Cluster:
+    """Three brokers and PostgreSQL, all up. The first worker that needs it starts it."""
+    folder = pytestconfig.stash[FOLDER]
+    cluster = WorkersCluster(folder / "cluster", f"of_{worker_id}")
+    with (folder / "starting").open("w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
         cluster.up()
-        yield cluster
-    assert guard.returncode == 0
+    postgres = cluster.postgres()
+    assert postgres
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE of_{worker_id}".encode())
+    return cluster
 
 
 @pytest.fixture
-def healthy(cluster: Cluster) -> Iterator[Cluster]:
+def alone(cluster: Cluster) -> Cluster:
+    """The cluster, for tests that speak of all that is in it: no other test uses it meanwhile."""
+    return cluster
+
+
+@pytest.fixture
+def healthy(alone: Cluster) -> Iterator[Cluster]:
     """The cluster, for tests that hurt it: whatever they did, it is whole again afterwards."""
-    yield cluster
-    for part in cluster.parts():
+    # Who is killed keeps its pid until its parent has asked for it, and PostgreSQL does not start while the pid of the
+    # one before is there: the parent has to be this process.
+    children = {child.pid for child in psutil.Process().children()}
+    if not children.issuperset(part.pid for part in alone.parts()):  # another worker has started it
+        alone.down()
+        alone.up()
+    yield alone
+    for part in alone.parts():
         part.resume()
-    cluster.up()
+    alone.up()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.cimpl import NewTopic
 
 from avow import sinks
@@ -46,11 +47,28 @@ os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"
 
 TOPIC = "records"
 SCHEMA = "id long not null, account string not null, amount double, tags array<string>"
+# A schema with every type.
+EVERY = (
+    "a boolean, b byte, c short, d int, e long, f float, g double, h string, i binary, j date, k timestamp,"
+    " l timestamp_ntz, m decimal(12,3), n array<struct<x: int, y: array<string>>>, o map<string,long>,"
+    " p struct<q: double, r: struct<s: string>>"
+)
 Records = Mapping[int, Sequence[bytes | None]]  # partition -> values from the range's first offset on
 
 
 def record(number: int, **more: Any) -> bytes:
     return json.dumps({"id": number, "account": f"acc-{number % 7}", "amount": number / 4, **more}).encode()
+
+
+def every(number: int) -> bytes:
+    return json.dumps(
+        {
+            **{"a": True, "b": -128, "c": 32767, "d": number, "e": 2**63 - 1, "f": 0.5, "g": -0.1, "h": "x\0é𝄞" * 20},
+            **{"i": "AP8=", "j": "0001-01-01", "k": "9999-12-31T23:59:59.999999Z", "l": "2026-01-31T12:00:00.000001"},
+            **{"m": 123456789.125, "n": [{"x": 1, "y": ["a", None]}, None], "o": {"k": 1, "l": None}},
+            "p": {"q": 1.5, "r": {"s": "deep"}},
+        }
+    ).encode()
 
 
 def batch(values: Sequence[bytes | None], partition: int, start: int, keys: Sequence[bytes | None]) -> pa.RecordBatch:
@@ -300,7 +318,11 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def brokers(cluster: Cluster) -> str:
     """The cluster's address. The topic that records claim to be from is there: Kafka keeps positions of no other."""
-    _make_topic(cluster.bootstrap, TOPIC)
+    try:
+        _make_topic(cluster.bootstrap, TOPIC)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another worker has made it
+            raise
     return cluster.bootstrap
 
 

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.cluster
     ("sink", "guarantee", "verdict"),
     [
         ("kafka", "exactly-once", r"^held: (?!.*permits)"),
-        ("iceberg", "at-least-once", r"^held: [\d,]+ duplicated, which at-least-once permits"),
+        pytest.param(
+            *("iceberg", "at-least-once", r"^held: [\d,]+ duplicated, which at-least-once permits"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["kafka", "iceberg"],
 )

@@ -6,15 +6,17 @@ psycopg and a plain consumer, not with our own audit.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from _pytest.mark import ParameterSet
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from tests.fix_pipeline import Scenario, payment
 
@@ -43,16 +45,23 @@ def crash_and_finish(scenario: Scenario, guarantee: str, point: str, who: str) -
     assert sum(scenario.positions().values()) == RECORDS, "claimed to the end"
 
 
-@pytest.mark.parametrize("who", ["run", "worker"])
-@pytest.mark.parametrize("point", ["after-claim-write", "mid-write"])
+def killed(*quick: tuple[str, str], points: Sequence[str]) -> list[ParameterSet]:
+    """Every point and who is killed there; all but these in `make test-all` alone."""
+    every = itertools.product(points, ["run", "worker"])
+    return [pytest.param(*one, marks=[] if one in quick else [pytest.mark.long]) for one in every]
+
+
+@pytest.mark.parametrize(
+    ("point", "who"),
+    killed(("mid-write", "run"), ("after-claim-write", "worker"), points=["after-claim-write", "mid-write"]),
+)
 def test_exactly_once_neither_loses_nor_doubles(scenario: Make, point: str, who: str) -> None:
     s = scenario()
     crash_and_finish(s, "exactly-once", point, who)
     assert s.ids() == dict.fromkeys(range(RECORDS), 1)
 
 
-@pytest.mark.parametrize("who", ["run", "worker"])
-@pytest.mark.parametrize("point", ["after-claim", "mid-write"])
+@pytest.mark.parametrize(("point", "who"), killed(("after-claim", "run"), points=["after-claim", "mid-write"]))
 def test_at_most_once_loses_and_never_doubles(scenario: Make, point: str, who: str) -> None:
     s = scenario()
     crash_and_finish(s, "at-most-once", point, who)
@@ -61,20 +70,20 @@ def test_at_most_once_loses_and_never_doubles(scenario: Make, point: str, who: s
     assert 0 < len(found) < RECORDS, "the claimed range that was not written is lost"
 
 
-@pytest.mark.parametrize("who", ["run", "worker"])
-def test_at_least_once_doubles_and_never_loses(scenario: Make, who: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(("point", "who"), killed(("after-write", "worker"), points=["after-write"]))
+def test_at_least_once_doubles_and_never_loses(scenario: Make, point: str, who: str) -> None:
     s = scenario()
-    crash_and_finish(s, "at-least-once", "after-write", who)
+    crash_and_finish(s, "at-least-once", point, who)
     found = s.ids()
     assert set(found) == set(range(RECORDS)), "never lost"
     assert max(found.values()) == 2, "the range that was written and not claimed is there twice"
     assert sum(found.values()) > RECORDS
 
 
+@pytest.mark.long
 def test_killed_at_random_times_with_bad_records_among_the_good(scenario: Make) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = random.Random(11)
     s = scenario(partitions=3)
     values = [b"{bad" if n % 500 == 7 else payment(n) for n in range(30_000)]
     good = [n for n in range(30_000) if n % 500 != 7]
@@ -135,7 +144,7 @@ def test_a_stopped_zombie_wakes_up_and_does_no_harm(scenario: Make) -> None:
     assert s.ids() == dict.fromkeys(range(20_000), 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
 def test_a_signal_ends_after_the_current_batch_with_exit_code_0(scenario: Make, number: signal.Signals) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(2_000))
@@ -171,6 +180,7 @@ def test_postgres_and_a_broker_killed_in_mid_run(scenario: Make, healthy: object
     assert s.ids() == dict.fromkeys(range(30_000), 1)
 
 
+@pytest.mark.long
 def test_a_run_ends_at_once_when_its_jvm_is_killed(scenario: Make) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(2_000))
@@ -188,6 +198,7 @@ def test_a_run_ends_at_once_when_its_jvm_is_killed(scenario: Make) -> None:
     assert s.ids() == dict.fromkeys(range(2_000), 1)
 
 
+@pytest.mark.long
 def test_partitions_added_while_running(scenario: Make) -> None:
     s = scenario(partitions=1)
     s.produce(payment(n) for n in range(100))

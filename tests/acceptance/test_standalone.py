@@ -18,7 +18,7 @@ from avow.local.cluster import PortPicker
 from avow.local.part import State
 from avow.local.standalone import Standalone
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("standalone")]  # what its fixtures make is made once
 
 RECORDS = 6_000
 MANY = 40_000
@@ -59,6 +59,7 @@ def count(scenario: Scenario) -> int:
     return int(scenario.rows(f'SELECT count(*) FROM "{scenario.table}"')[0][0])
 
 
+@pytest.mark.long
 def kill_executor(executor: psutil.Process) -> None:
     """kill -9 of the JVM alone. Its Python workers must go by themselves."""
     family = executor.children(recursive=True)
@@ -97,6 +98,7 @@ def even(rows: pa.RecordBatch) -> pa.RecordBatch:
 """
 
 
+@pytest.mark.long
 def test_at_least_once_doubles_and_never_loses(scenario: Make, spark: Standalone) -> None:
     """An executor dies between write and claim, and Spark gives its task to another. The transform is one file, which
     only the driver's path has: it is sent along."""
@@ -115,6 +117,7 @@ def test_at_least_once_doubles_and_never_loses(scenario: Make, spark: Standalone
     assert max(found.values()) == 2
 
 
+@pytest.mark.long
 def test_an_executor_a_worker_and_the_driver_killed_in_mid_run(scenario: Make, spark: Standalone) -> None:
     s = scenario()
     temporary = s.folder / "tmp"
@@ -138,6 +141,7 @@ def test_an_executor_a_worker_and_the_driver_killed_in_mid_run(scenario: Make, s
     assert sum(s.positions().values()) == MANY
 
 
+@pytest.mark.long
 def test_a_transform_that_executors_lack_is_told_by_name(scenario: Make, spark: Standalone) -> None:
     s = scenario()
     package = s.folder / "shop"

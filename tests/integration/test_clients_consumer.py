@@ -462,7 +462,7 @@ def test_exactly_once_waits_for_its_database(group: Callable[..., Group], databa
         if "could not connect to PostgreSQL" in event:
             proxy.heal()
 
-    url = server.url.replace(f":{server.port}/", f":{proxy.port}/")
+    url = str(g.cluster.postgres_url).replace(f":{server.port}/", f":{proxy.port}/")
     try:
         with g.consumer("exactly-once", database=url, once=True, per="record", on_event=heard) as consumer:
             assert consumer.run(handler).handled == 20

@@ -202,15 +202,15 @@ def test_an_unknown_part_is_named_with_the_known_ones(cluster: Cluster) -> None:
         cluster.part("broker-9")
 
 
-def test_a_second_up_on_a_cluster_that_is_up_changes_nothing(cluster: Cluster) -> None:
-    before = [(part.name, part.pid, part.address) for part in cluster.parts()]
-    cluster.up()
-    assert [(part.name, part.pid, part.address) for part in cluster.parts()] == before
+def test_a_second_up_on_a_cluster_that_is_up_changes_nothing(alone: Cluster) -> None:
+    before = [(part.name, part.pid, part.address) for part in alone.parts()]
+    alone.up()
+    assert [(part.name, part.pid, part.address) for part in alone.parts()] == before
 
 
-def test_a_cluster_of_another_size_is_refused(cluster: Cluster) -> None:
+def test_a_cluster_of_another_size_is_refused(alone: Cluster) -> None:
     with pytest.raises(LocalError, match="has 3 brokers, not 1"):
-        cluster.up(brokers=1)
+        alone.up(brokers=1)
 
 
 def test_metadata_of_a_dead_address_is_an_error_within_the_time_given() -> None:

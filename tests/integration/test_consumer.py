@@ -17,14 +17,13 @@ from uuid import uuid4
 import psutil
 import pyarrow as pa
 import pytest
+from _pytest.mark import ParameterSet
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
+from tests import into_kafka, into_lake, into_postgres
 from tests.fix_cluster import positions_of
 from tests.fix_pipeline import END_SESSIONS, Scenario, payment, session_spark
-from tests.integration import test_spark_kafka as kafka_tests
-from tests.integration import test_spark_lake as lake_tests
-from tests.integration import test_spark_postgres as postgres_tests
 from tests.kafka_stage import read
 
 from avow import sinks
@@ -59,8 +58,8 @@ def test_append(scenario: Make, guarantee: str) -> None:
     path = s.file(guarantee)
     s.drain(path, "consumer")
     assert s.ids() == dict.fromkeys([n for n in range(5_000) if n != 10], 1)
-    assert postgres_tests.dead(s) == [(1, 3, "wrong-type")]
-    assert postgres_tests.totals(s) == (5_000, 4_999, 1, 0)
+    assert into_postgres.dead(s) == [(1, 3, "wrong-type")]
+    assert into_postgres.totals(s) == (5_000, 4_999, 1, 0)
     s.drain(path, "consumer")
     s.produce([payment(n) for n in range(5_000, 5_100)])
     s.drain(path, "consumer")
@@ -72,7 +71,7 @@ def test_upsert_and_a_python_transform(scenario: Make) -> None:
     s = scenario(partitions=2)
     s.produce([json.dumps({"id": n % 50, "account": "a", "amount": n}).encode() for n in range(1_000)])
     lines = ('mode = "upsert"', 'key = ["id"]')
-    path = s.file(sink=postgres_tests.sink(s, *lines), transform='python = "tests.transforms:even_with_cents"')
+    path = s.file(sink=into_postgres.sink(s, *lines), transform='python = "tests.transforms:even_with_cents"')
     s.drain(path, "consumer")
     found = s.rows(f'SELECT id, cents FROM "{s.table}" ORDER BY id')
     assert found == [(n, (950 + n) * 100) for n in range(0, 50, 2)]
@@ -96,11 +95,11 @@ def test_markers_and_aborted_records_are_claimed(scenario: Make) -> None:
 def placed(s: Scenario, kind: str) -> tuple[Path, Callable[[], Mapping[int, int]]]:
     """A pipeline into that sink, and how often each id is there."""
     target = f"o-{uuid4().hex[:10]}"
-    lines = {"postgres": postgres_tests.sink(s), "kafka": kafka_tests.sink(target)}
-    path = s.file(sink=lines.get(kind) or lake_tests.sink(s, kind))
+    lines = {"postgres": into_postgres.sink(s), "kafka": into_kafka.sink(target)}
+    path = s.file(sink=lines.get(kind) or into_lake.sink(s, kind))
     if kind == "kafka":
-        return path, lambda: Counter(kafka_tests.ids(read(s.cluster.bootstrap, target)))
-    return path, s.ids if kind == "postgres" else lambda: lake_tests.ids(s, kind)
+        return path, lambda: Counter(into_kafka.ids(read(s.cluster.bootstrap, target)))
+    return path, s.ids if kind == "postgres" else lambda: into_lake.ids(s, kind)
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -111,9 +110,9 @@ def test_another_table_under_the_same_name_is_remarked(scenario: Make, kind: str
     said = f"consumer group {s.name} has committed offsets in 2 partitions ({s.topic}/0 at 5)"
     for table, remarks in ((s.table, 0), (s.table, 0), (f"{s.table}_renamed", 1)):
         s.table = table
-        events = s.drain(s.file(sink=lake_tests.sink(s, kind)), "consumer")
+        events = s.drain(s.file(sink=into_lake.sink(s, kind)), "consumer")
         assert sum(said in event for event in events) == remarks, events
-        assert lake_tests.ids(s, kind) == dict.fromkeys(range(10), 1)
+        assert into_lake.ids(s, kind) == dict.fromkeys(range(10), 1)
 
 
 def claimed(s: Scenario, path: Path) -> int:
@@ -180,7 +179,12 @@ def as_consumer(s: Scenario, path: Path) -> Iterator[None]:
 KINDS = ["postgres", "kafka", "delta", "iceberg"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def some(*quick: str) -> list[ParameterSet]:
+    """Every kind of sink; all but these in `make test-all` alone."""
+    return [pytest.param(kind, marks=[] if kind in quick else [pytest.mark.long]) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", some("kafka", "delta"))
 def test_a_pipeline_moves_between_engines_while_records_flow(scenario: Make, kind: str) -> None:
     s = scenario(partitions=2)
     path, ids = placed(s, kind)
@@ -319,7 +323,7 @@ def test_a_record_of_an_earlier_stay_is_not_taken(scenario: Make, monkeypatch: p
     assert s.ids() == dict.fromkeys(range(40_000), 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some("postgres", "iceberg"))
 def test_both_engines_at_once(scenario: Make, kind: str) -> None:
     """By mistake. One of them may stop for it; nothing is lost or doubled."""
     s = scenario(partitions=2)
@@ -386,7 +390,7 @@ def test_all_is_told_when_nothing_more_comes(scenario: Make, monkeypatch: pytest
         assert len(asked) == begun
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])
 def test_an_idle_pipeline_into_kafka_keeps_its_positions(
     scenario: Make, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -538,7 +542,7 @@ def test_records_of_a_topic_made_again_are_not_written(scenario: Make) -> None:
     assert s.positions() == {0: 10}
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])
 def test_a_start_that_is_refused_fences_nobody(scenario: Make, engine: str) -> None:
     s = scenario(partitions=1)
     s.produce(payment(n) for n in range(10))
@@ -551,7 +555,7 @@ def test_a_start_that_is_refused_fences_nobody(scenario: Make, engine: str) -> N
     assert owners(s) == before
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])
 def test_a_database_that_lost_commits_is_read_again(scenario: Make, engine: str) -> None:
     """A failover to a standby that lacked them: rows and positions are gone together."""
     s = scenario(partitions=1)
@@ -600,11 +604,11 @@ def test_a_record_on_which_the_sink_fails_is_isolated(
     s.produce(payment(n) for n in range(100))
     events = s.drain(path, engine)
     assert s.ids() == dict.fromkeys([n for n in range(100) if n != 13], 1)
-    assert postgres_tests.dead(s) == [(1, 6, task.UNPROCESSABLE)]
-    assert postgres_tests.totals(s) == (100, 99, 1, 0)
+    assert into_postgres.dead(s) == [(1, 6, task.UNPROCESSABLE)]
+    assert into_postgres.totals(s) == (100, 99, 1, 0)
     assert any(f"offset 6 of {s.topic}/1 could not be processed" in event for event in events), events
     if engine == "spark":
-        assert str(lake_tests.audited(s, path).verdict) == "held"
+        assert str(into_lake.audited(s, path).verdict) == "held"
 
 
 def test_a_record_of_which_sparks_workers_die_is_isolated(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +617,7 @@ def test_a_record_of_which_sparks_workers_die_is_isolated(scenario: Make, monkey
     s.produce(payment(n) for n in range(40))
     s.drain(s.file("at-most-once", transform='python = "tests.transforms:dies_of_13"'), "spark")
     assert s.ids() == dict.fromkeys([n for n in range(40) if n != 13], 1)
-    assert postgres_tests.dead(s) == [(1, 6, task.UNPROCESSABLE)]
+    assert into_postgres.dead(s) == [(1, 6, task.UNPROCESSABLE)]
 
 
 def test_one_without_a_partition_drains_too(scenario: Make) -> None:
@@ -656,7 +660,7 @@ def test_a_transform_that_gives_no_batch_is_refused(scenario: Make) -> None:
     assert isinstance(len(pa.RecordBatch.from_pylist([])), int)
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])
 def test_once_that_is_stopped_early_is_not_drained(scenario: Make, engine: str) -> None:
     s = scenario(partitions=1)
     s.produce(payment(n) for n in range(300))

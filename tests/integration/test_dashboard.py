@@ -18,9 +18,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from kafka import KafkaProducer
+from tests import raw_producer
 from tests.fix_dashboard import small_proof
 from tests.fix_pipeline import Scenario, payment
+from tests.raw_producer import Raw
 
 from avow.dashboard import messages
 from avow.dashboard.pages import PAGES
@@ -250,23 +251,6 @@ def test_what_strangers_write_is_shown_and_never_obeyed(
     assert any(one["group"] == group for one in told(visitor, f"/topics/{topic}/groups")["groups"])
 
 
-class NotUtf8(str):
-    """A header's name as other clients can write it: kafka-python asks it for its bytes."""
-
-    __slots__ = ()
-
-    def encode(self, *_: object) -> bytes:
-        return b"caf\xe9"
-
-
-def produce_anything(cluster: Cluster, topic: str, records: list[dict[str, Any]]) -> None:
-    """Records with header names and timestamps that confluent-kafka would not send."""
-    producer: Any = KafkaProducer(bootstrap_servers=cluster.bootstrap.split(","))  # type: ignore[no-untyped-call]
-    for record in records:
-        producer.send(topic, **record).get(60)
-    producer.close()
-
-
 def test_every_record_that_a_producer_can_make_has_a_page(
     visit: Visit, cluster: Cluster, scenario: Callable[..., Scenario]
 ) -> None:
@@ -284,17 +268,19 @@ def test_every_record_that_a_producer_can_make_has_a_page(
     metadata_client = metadata.admin(cluster.bootstrap)
     metadata_client.incremental_alter_configs([resource])[resource].result(30)
     every = bytes(range(256))
-    records: list[dict[str, Any]] = [
-        {"key": every, "value": every, "timestamp_ms": 253_402_300_800_000, "headers": [(chr(0x7F), every)]},
-        {"key": b"", "value": b"", "timestamp_ms": 2**63 - 1},
-        {"key": b"\xff" * 100_000, "value": b"[" * 100_000, "timestamp_ms": 0},
-        {"value": b"1e400", "headers": [("", b""), ("x" * 10_000, b"y" * 100_000)]},
+    records = [
+        Raw(every, every, ((b"\x7f", every),), 253_402_300_800_000),
+        Raw(b"", b"", timestamp_ms=2**63 - 1),
+        Raw(b"[" * 100_000, b"\xff" * 100_000, timestamp_ms=1),
+        Raw(b"1e400", headers=((b"", b""), (b"x" * 10_000, b"y" * 100_000))),
     ]
-    produce_anything(cluster, one.topic, records)
+    raw_producer.produce(cluster.bootstrap, one.topic, records)
     file = one.file(dead_letters="max_share = 1.0")
     one.drain(file, "consumer")  # each is a dead letter
-    strange = {"value": b"after", "timestamp_ms": -(10**15), "headers": [(NotUtf8("name"), b"x"), ("good", b"y")]}
-    produce_anything(cluster, one.topic, [strange] * 20)  # many: a call that is made often is made in another way
+    strange = Raw(b"after", headers=((b"caf\xe9", b"x"), (b"good", b"y")), timestamp_ms=-(10**15))
+    raw_producer.produce(
+        cluster.bootstrap, one.topic, [strange] * 20
+    )  # many: a call that is made often is made in another way
     visitor = visit([file])
     visitor.house.watch.look_now()
     pages = [f"/topics/{one.topic}/messages", f"/topics/{one.topic}/messages?q=zzz", f"/pipelines/{one.name}/letters"]

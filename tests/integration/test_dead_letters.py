@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
+from tests import into_lake, into_postgres
 from tests.fix_pipeline import Scenario, payment, session_spark
-from tests.integration import test_spark_lake as lake_tests
-from tests.integration import test_spark_postgres as postgres_tests
 
 from avow.cli import main
 from avow.engines.redrive import Redriven, redrive
@@ -152,7 +151,7 @@ def test_redrive_does_not_bring_back_what_was_deleted_later(scenario: Make, kind
     """A null value after the dead letter deletes its key; one before it does not, and a later row stays."""
     s = scenario(partitions=1)
     lines = ('mode = "upsert"', 'key = ["id"]')
-    sink = postgres_tests.sink(s, *lines) if kind == "postgres" else lake_tests.sink(s, kind, *lines)
+    sink = into_postgres.sink(s, *lines) if kind == "postgres" else into_lake.sink(s, kind, *lines)
 
     def value(number: int, **more: str) -> bytes:
         return json.dumps({"id": number, "account": "a", **more}).encode()
@@ -166,7 +165,7 @@ def test_redrive_does_not_bring_back_what_was_deleted_later(scenario: Make, kind
     rows = (
         s.rows(f'SELECT id, account FROM "{s.table}"')
         if kind == "postgres"
-        else lake_tests.frame(s, kind).select("id", "account").rows()
+        else into_lake.frame(s, kind).select("id", "account").rows()
     )
     assert dict(rows) == {2: "a", 3: "later", 4: "a"}
 

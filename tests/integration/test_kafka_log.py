@@ -145,11 +145,11 @@ def test_a_pattern_matches_whole_names(cluster: Cluster, make_topic: MakeTopic, 
 
 
 def test_a_pattern_never_matches_internal_topics(
-    cluster: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]
+    alone: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]
 ) -> None:
     topic = make_topic()
     open_log(topic).tell({TopicPartition(topic, 0): 0})
-    assert "__consumer_offsets" in metadata.admin(cluster.bootstrap).list_topics(timeout=30).topics
+    assert "__consumer_offsets" in metadata.admin(alone.bootstrap).list_topics(timeout=30).topics
     found = {p.topic for p in open_log(topics_pattern=".*").partitions()}
     assert topic in found
     assert not {name for name in found if name.startswith("__")}

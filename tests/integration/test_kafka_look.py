@@ -44,13 +44,13 @@ def commit(cluster: Cluster, group: str, topic: str, offset: int) -> None:
     client.alter_consumer_group_offsets([request])[group].result()
 
 
-def test_topics(cluster: Cluster, make_topic: Callable[..., str]) -> None:
+def test_topics(alone: Cluster, make_topic: Callable[..., str]) -> None:
     topic = make_topic(2, retention_ms="3600000")
-    producer = Producer({"bootstrap.servers": cluster.bootstrap}, logger=metadata.QUIET)
+    producer = Producer({"bootstrap.servers": alone.bootstrap}, logger=metadata.QUIET)
     for number in range(10):
         producer.produce(topic, b"x", partition=number % 2)
     assert producer.flush(30) == 0
-    (found,) = told(cluster, "topics", topic)
+    (found,) = told(alone, "topics", topic)
     sizes = [part["bytes"] for part in found["partitions"]]
     assert min(sizes) > 0
     assert found["bytes"] == sum(sizes)
@@ -58,13 +58,13 @@ def test_topics(cluster: Cluster, make_topic: Callable[..., str]) -> None:
     assert {
         **{"name": topic, "partitions": 2, "replicas": 3, "in_sync": 3, "under_replicated": 0},
         **{"under_min_in_sync": 0, "without_leader": 0, "replica_bytes": 3 * sum(sizes)},
-    } in told(cluster, "topics")
+    } in told(alone, "topics")
     assert (found["offsets"], found["under_replicated"], found["config"]) == (10, 0, {"retention.ms": "3600000"})
     assert [part["end"] for part in found["partitions"]] == [5, 5]
     assert all(sorted(part["in_sync"]) == [1, 2, 3] for part in found["partitions"])
-    shown = avow(cluster, "topics", topic).stdout
+    shown = avow(alone, "topics", topic).stdout
     assert "retention.ms = 3600000" in shown
-    missing = avow(cluster, "topics", "nowhere")
+    missing = avow(alone, "topics", "nowhere")
     assert missing.exit_code == 4
     assert "nowhere is not at" in missing.stderr
 

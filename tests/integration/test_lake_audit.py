@@ -7,8 +7,7 @@ from collections.abc import Callable
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.fix_sinks import TOPIC, Bench, batch, iceberg_table, overwrite_lake, record
-from tests.integration.test_lake import EVERY, every
+from tests.fix_sinks import EVERY, TOPIC, Bench, batch, every, iceberg_table, overwrite_lake, record
 
 from avow.audit.compare import Compared
 from avow.audit.partition import Job, Scope, compare_partition

@@ -19,11 +19,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.fix_sinks import Bench, iceberg_table, record
-from tests.integration.test_lake import EVERY, every
+from tests.fix_sinks import EVERY, Bench, every, iceberg_table, record
 
 from avow import sinks
 from avow.sinks.lake.upkeep import compact
+
+pytestmark = pytest.mark.xdist_group("lake-readers")  # what its fixtures make is made once
 
 MANY = 25  # commits, so that Delta's log has a checkpoint, which is read in place of what came before it
 DAYS = "id long not null, account string not null, amount double, at timestamp"

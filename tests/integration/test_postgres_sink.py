@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from pydantic import SecretStr
+from tests.debian import program
 from tests.fix_sinks import SCHEMA, TOPIC, Bench, batch, record
 
 from avow.clients.ledgered import Transaction
@@ -432,10 +433,7 @@ def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
 
 @pytest.fixture
 def pooled(b: Bench) -> Iterator[str]:
-    """A URL through PgBouncer, where there is one, with a single connection to the server for everybody."""
-    program = shutil.which("pgbouncer")
-    if program is None:
-        pytest.skip("no pgbouncer here: test_nothing_is_set_beyond_a_transaction looks at the statements themselves")
+    """A URL through PgBouncer, with a single connection to the server for everybody."""
     at = urlsplit(b._url)
     port = PortPicker().free()
     folder = Path(tempfile.mkdtemp(prefix="avow-test-"))  # that another user can read
@@ -447,7 +445,7 @@ def pooled(b: Bench) -> Iterator[str]:
         "pool_mode = transaction\ndefault_pool_size = 1\n"
     )
     arguments = ["-u", "nobody"] if os.getuid() == 0 else []
-    child = subprocess.Popen([program, *arguments, folder / "ini"], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen([program("pgbouncer"), *arguments, folder / "ini"], stderr=subprocess.DEVNULL)
     try:
         url = b._url.replace(f":{at.port}/", f":{port}/")
         deadline = time.monotonic() + 20

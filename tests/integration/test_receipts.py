@@ -14,10 +14,8 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.cimpl import NewTopic
+from tests import into_kafka, into_lake, into_postgres
 from tests.fix_pipeline import END_SESSIONS, Scenario, payment
-from tests.integration import test_spark_kafka as kafka_tests
-from tests.integration import test_spark_lake as lake_tests
-from tests.integration import test_spark_postgres as postgres_tests
 
 from avow.cli import main
 from avow.clients import receipts as receipts_module
@@ -34,8 +32,8 @@ BAD = b'{"id": "ten", "account": "a"}'
 
 
 def sink(s: Scenario, kind: str) -> str:
-    made = {"postgres": postgres_tests.sink(s), "kafka": kafka_tests.sink(f"o-{uuid4().hex[:10]}")}
-    return made.get(kind) or lake_tests.sink(s, kind)
+    made = {"postgres": into_postgres.sink(s), "kafka": into_kafka.sink(f"o-{uuid4().hex[:10]}")}
+    return made.get(kind) or into_lake.sink(s, kind)
 
 
 def states(answers: Collection[Answer]) -> list[State]:

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests import raw_producer
+from tests import into_kafka, into_lake, into_postgres, raw_producer
 from tests.fix_pipeline import Scenario, session_spark
-from tests.integration import test_spark_kafka as kafka_tests
-from tests.integration import test_spark_lake as lake_tests
-from tests.integration import test_spark_postgres as postgres_tests
 from tests.kafka_stage import read
 from tests.raw_producer import Raw
 
@@ -88,7 +85,7 @@ def written(s: Scenario, kind: str) -> dict[int, dict[str, Any]]:
         rows = s.rows(f'SELECT _kafka_offset, text, _kafka_timestamp, id FROM "{s.table}"')
     else:
         columns = ("_kafka_offset", "text", "_kafka_timestamp", "id")
-        rows = lake_tests.frame(s, kind).select(columns).rows()
+        rows = into_lake.frame(s, kind).select(columns).rows()
     assert len({row[0] for row in rows}) == len(rows), "no offset twice"
     return {offset: {"text": text, "ms": (at - EPOCH) // timedelta(milliseconds=1)} for offset, text, at, _ in rows}
 
@@ -117,9 +114,9 @@ def test_every_kind_of_record(scenario: Make, make_topic: Callable[..., str], ki
     made = kinds()
     raw_producer.produce(s.cluster.bootstrap, s.topic, [one.record for one in made])
     target = make_topic(1, **ANY)
-    lines = {"postgres": postgres_tests.sink(s), "kafka": kafka_tests.sink(target)}
+    lines = {"postgres": into_postgres.sink(s), "kafka": into_kafka.sink(target)}
     path = s.file(
-        sink=lines.get(kind) or lake_tests.sink(s, kind),
+        sink=lines.get(kind) or into_lake.sink(s, kind),
         decode=f'format = "json"\nschema = "{SCHEMA}"',
         dead_letters="max_share = 1.0",
     )

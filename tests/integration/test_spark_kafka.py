@@ -16,10 +16,11 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
-from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
+from tests.fix_pipeline import ON_ENGINES, SCHEMA, Scenario, payment, session_spark
+from tests.into_kafka import sink
+from tests.into_lake import audited
 from tests.kafka_stage import Read, read
 
-from avow.audit.auditor import audit
 from avow.audit.report import Report
 from avow.engines.redrive import redrive
 from avow.kafka import metadata
@@ -31,24 +32,10 @@ pytestmark = pytest.mark.cluster
 
 Make = Callable[..., Scenario]
 ROOT = Path(__file__).parents[2]
-GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 
 
-def sink(target: str, *lines: str) -> str:
-    return "\n".join(['kind = "kafka"', f'topic = "{target}"', *lines])
-
-
-def audited(s: Scenario, path) -> Report:  # type: ignore[no-untyped-def]
-    pipeline = s.load(path)
-    return audit(pipeline, lambda: session_spark(pipeline))
-
-
-def ids(found: list[Read]) -> list[int]:
-    return sorted(json.loads(one.value or b"{}")["id"] for one in found)
-
-
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_pass_through(scenario: Make, guarantee: str) -> None:
+@pytest.mark.parametrize(("guarantee", "engine"), ON_ENGINES)
+def test_pass_through(scenario: Make, guarantee: str, engine: str) -> None:
     s = scenario(partitions=3)
     target = f"o-{uuid4().hex[:10]}"
     values: list[bytes | None] = [payment(n) for n in range(5_000)]
@@ -56,7 +43,7 @@ def test_pass_through(scenario: Make, guarantee: str) -> None:
     values[12] = None
     s.produce(values, keys=[b"acc-%d" % (n % 97) for n in range(5_000)])
     path = s.file(guarantee, sink=sink(target))
-    events = s.drain(path)
+    events = s.drain(path, engine)
     assert f"made topic {target}" in events
     found = read(s.cluster.bootstrap, target)
     assert sorted(one.value or b"" for one in found) == sorted(v or b"" for n, v in enumerate(values) if n != 10)
@@ -64,9 +51,9 @@ def test_pass_through(scenario: Make, guarantee: str) -> None:
         entries = store.entries().values()
     assert [sum(getattr(e.counts, name) for e in entries) for name in ("read", "written", "dead")] == [5_000, 4_999, 1]
     # More records go on where it ended; a run with nothing to do changes nothing.
-    s.drain(path)
+    s.drain(path, engine)
     s.produce([payment(n) for n in range(5_000, 5_100)])
-    s.drain(path)
+    s.drain(path, engine)
     assert len(read(s.cluster.bootstrap, target)) == 5_099
     report = audited(s, path)
     assert (report.verdict, report.findings) == ("held", ()), report
@@ -295,7 +282,7 @@ def test_java_clients_agree_on_partitions_and_read_what_is_committed(scenario: M
     keys = [b"key %d" % n for n in range(500)] + [bytes([n]) * (n % 9 + 1) for n in range(0, 256, 5)]
     s.produce([b"v%d" % n for n in range(len(keys))], keys=keys)
     path = s.file(sink=sink(target), decode='format = "raw"')
-    s.drain(path)
+    s.drain(path, "spark")
     java_client("write", s.cluster.bootstrap, theirs, [key.hex() for key in keys])
     chosen = {one.key: one.partition for one in read(s.cluster.bootstrap, theirs)}
     assert {one.key: one.partition for one in read(s.cluster.bootstrap, target)} == chosen

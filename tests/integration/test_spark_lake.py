@@ -3,73 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import polars as pl
 import pytest
-from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
-from tests.fix_sinks import lake_frame, overwrite_lake
+from tests.fix_pipeline import ON_ENGINES, SCHEMA, Scenario, payment, session_spark
+from tests.fix_sinks import overwrite_lake
+from tests.into_lake import audited, frame, ids, sink, totals
 
-from avow import sinks
-from avow.audit.auditor import audit
-from avow.audit.report import Report
 from avow.engines.failpoints import VARIABLE
 from avow.engines.redrive import Redriven, redrive
-from avow.ledger import NOTHING, Counts
+from avow.ledger import Counts
 from avow.sinks.base import Selection
 
 pytestmark = pytest.mark.cluster
 
 Make = Callable[..., Scenario]
 KINDS = ["delta", "iceberg"]
-GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
-
-
-def sink(s: Scenario, kind: str, *lines: str) -> str:
-    where = {
-        "delta": f'path = "{s.folder}/{s.table}"',
-        "iceberg": f'table = "lake.{s.table}"\ncatalog = {{ warehouse = "{s.folder}/warehouse" }}',
-    }[kind]
-    return "\n".join([f'kind = "{kind}"', where, *lines])
-
-
-def frame(s: Scenario, kind: str, suffix: str = "") -> pl.DataFrame:
-    return lake_frame(kind, s.folder, f"{s.table}{suffix}")
-
-
-def ids(s: Scenario, kind: str) -> Counter[int]:
-    return Counter(frame(s, kind)["id"].to_list())
-
-
-def totals(s: Scenario, path: Any) -> Counts:
-    with sinks.driver_sink(s.load(path)) as store:
-        return sum((entry.counts for entry in store.entries().values()), NOTHING)
-
-
-def audited(s: Scenario, path: Any) -> Report:
-    pipeline = s.load(path)
-    return audit(pipeline, lambda: session_spark(pipeline))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_append(scenario: Make, kind: str, guarantee: str) -> None:
+@pytest.mark.parametrize(("guarantee", "engine"), ON_ENGINES)
+def test_append(scenario: Make, kind: str, guarantee: str, engine: str) -> None:
     s = scenario(partitions=3)
     values = [payment(n) for n in range(5_000)]
     values[10], values[11] = b'{"id": "ten", "account": "a"}', b""
     s.produce(values)
     path = s.file(guarantee, sink=sink(s, kind))
-    s.drain(path)
+    s.drain(path, engine)
     good = [n for n in range(5_000) if n not in (10, 11)]
     assert ids(s, kind) == dict.fromkeys(good, 1)
     letters = frame(s, kind, "_dead_letters").sort("partition").select("partition", "offset", "reason").rows()
     assert letters == [(1, 3, "wrong-type"), (2, 3, "empty")]
     assert totals(s, path) == Counts(5_000, 4_998, 2)
-    s.drain(path)
+    s.drain(path, engine)
     s.produce([payment(n) for n in range(5_000, 5_100)])
-    s.drain(path)
+    s.drain(path, engine)
     assert ids(s, kind) == dict.fromkeys([*good, *range(5_000, 5_100)], 1)
     report = audited(s, path)
     assert (str(report.verdict), report.findings) == ("held", ())
@@ -128,7 +97,15 @@ def test_redrive(scenario: Make, kind: str) -> None:
     assert str(audited(s, path).verdict) == "held"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        ("delta", "consumer"),
+        ("iceberg", "consumer"),
+        pytest.param("delta", "spark", marks=pytest.mark.long),
+        pytest.param("iceberg", "spark", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     ("guarantee", "point", "expected"),
     [
@@ -138,11 +115,13 @@ def test_redrive(scenario: Make, kind: str) -> None:
         ("exactly-once", "mid-write", ""),
     ],
 )
-def test_kill_9_between_the_acts(scenario: Make, kind: str, guarantee: str, point: str, expected: str) -> None:
+def test_kill_9_between_the_acts(
+    scenario: Make, kind: str, engine: str, guarantee: str, point: str, expected: str
+) -> None:
     s = scenario(partitions=2)
     s.produce(payment(n) for n in range(6_000))
     path = s.file(guarantee, sink=sink(s, kind))
-    done = s.run(path, **{VARIABLE: f"{point}:1:run:{s.folder}"})
+    done = s.run(path, "--engine", engine, **{VARIABLE: f"{point}:1:run:{s.folder}"})
     assert done.returncode == -9, done.stderr
     assert (s.folder / f"fired-{point}").exists()
     s.drain(path)

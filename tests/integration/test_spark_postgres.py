@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 from tests.fix_cluster import positions_of
 from tests.fix_pipeline import SCHEMA, Scenario, payment
+from tests.into_postgres import dead, sink, totals
 
 from avow import sinks
 from avow.errors import (
@@ -42,23 +43,6 @@ Make = Callable[..., Scenario]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
 
 
-def sink(s: Scenario, *lines: str) -> str:
-    return "\n".join(['kind = "postgres"', 'url = "${env:DATABASE_URL}"', f'table = "{s.table}"', *lines])
-
-
-def dead(s: Scenario) -> list[tuple[object, ...]]:
-    return s.rows('SELECT partition, "offset", reason FROM avow.dead_letters WHERE pipeline = %s ORDER BY 1, 2', s.name)
-
-
-def totals(s: Scenario) -> tuple[int, ...]:
-    found = s.rows(
-        "SELECT sum(read)::int, sum(written)::int, sum(dead)::int, sum(skipped)::int FROM avow.ledger"
-        " WHERE pipeline = %s",
-        s.name,
-    )
-    return found[0]
-
-
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_append(scenario: Make, guarantee: str) -> None:
     s = scenario(partitions=3)
@@ -67,7 +51,7 @@ def test_append(scenario: Make, guarantee: str) -> None:
     values[11] = b""
     s.produce(values)
     path = s.file(guarantee, decode=f'format = "json"\nschema = "{SCHEMA}"\n')
-    s.drain(path)
+    s.drain(path, "spark")
     assert s.ids() == dict.fromkeys([n for n in range(5_000) if n not in (10, 11)], 1)
     assert dead(s) == [(1, 3, "wrong-type"), (2, 3, "empty")]
     assert totals(s) == (5_000, 4_998, 2, 0)
@@ -75,16 +59,16 @@ def test_append(scenario: Make, guarantee: str) -> None:
     assert row[:4] == (7, "acc-7", 1.75, "x" * 20)
     assert row[4:7] == (s.topic, 1, 2)
     # A second run has nothing to do, and more records go on where it ended.
-    s.drain(path)
+    s.drain(path, "spark")
     s.produce([payment(n) for n in range(5_000, 5_100)])
-    s.drain(path)
+    s.drain(path, "spark")
     assert s.ids() == dict.fromkeys([n for n in range(5_100) if n not in (10, 11)], 1)
 
 
 def test_the_group_is_told_the_positions(scenario: Make) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(100))
-    s.drain(s.file())
+    s.drain(s.file(), "spark")
     assert positions_of(s.cluster, s.name) == {0: 50, 1: 50}
 
 
@@ -200,7 +184,7 @@ def test_hostile_names_are_quoted(scenario: Make) -> None:
         decode=f"format = \"json\"\nschema = '{schema}'",
         sink=f"kind = \"postgres\"\nurl = \"${{env:DATABASE_URL}}\"\ntable = ['public', '{s.table}']",
     )
-    s.drain(path)
+    s.drain(path, "spark")
     quoted = s.table.replace('"', '""')
     assert s.rows(f'SELECT "order id", "a""b", "select", "$1" FROM "{quoted}"') == [(1, "q", "s", "d")]
 
@@ -214,7 +198,7 @@ def test_aborted_transactions_and_ranges_of_markers_only(scenario: Make) -> None
         producer.produce(s.topic, payment(number))
         producer.flush(30)  # so that an aborted record is in the log too
         (producer.abort_transaction if number % 3 == 0 else producer.commit_transaction)(30)
-    s.drain(s.file(batch="max_records = 2"))
+    s.drain(s.file(batch="max_records = 2"), "spark")
     assert s.ids() == dict.fromkeys([n for n in range(30) if n % 3], 1)
     assert s.positions() == {0: 60}, "markers and aborted records are passed too"
     assert totals(s) == (20, 20, 0, 0)
@@ -286,7 +270,7 @@ def test_a_wide_or_broken_transform_is_refused_with_the_reason(scenario: Make, q
 def test_python_transform(scenario: Make) -> None:
     s = scenario(partitions=2)  # odd ids are in one of them: nothing of it is left
     s.produce(payment(n) for n in range(100))
-    s.drain(s.file(transform='python = "tests.transforms:even_with_cents"'))
+    s.drain(s.file(transform='python = "tests.transforms:even_with_cents"'), "spark")
     assert s.ids() == dict.fromkeys(range(0, 100, 2), 1)
     assert s.rows(f'SELECT cents FROM "{s.table}" WHERE id = 10') == [(250,)]
     assert totals(s) == (100, 50, 0, 50)
@@ -297,10 +281,10 @@ def test_several_topics_and_a_pattern(scenario: Make) -> None:
     first.produce(payment(n) for n in range(10))
     second.produce(payment(n) for n in range(10, 15))
     brokers = f'brokers = "{first.cluster.bootstrap}"\n'
-    first.drain(first.file(source=f'{brokers}topics = ["{first.topic}", "{second.topic}"]'))
+    first.drain(first.file(source=f'{brokers}topics = ["{first.topic}", "{second.topic}"]'), "spark")
     assert first.ids() == dict.fromkeys(range(15), 1)
     first.name, first.table = f"{first.name}-p", f"{first.table}_p"
-    first.drain(first.file(source=f'{brokers}topics_pattern = "{first.topic}|{second.topic[:-2]}.*"'))
+    first.drain(first.file(source=f'{brokers}topics_pattern = "{first.topic}|{second.topic[:-2]}.*"'), "spark")
     assert first.ids() == dict.fromkeys(range(15), 1)
 
 
@@ -325,7 +309,7 @@ def test_a_topic_made_again_stops_by_name(scenario: Make) -> None:
     s = scenario(partitions=1)
     s.produce(payment(n) for n in range(10))
     path = s.file()
-    s.drain(path)
+    s.drain(path, "spark")
     client = metadata.admin(s.cluster.bootstrap)
     client.delete_topics([s.topic], operation_timeout=30)[s.topic].result()
     for _ in range(50):
@@ -336,7 +320,7 @@ def test_a_topic_made_again_stops_by_name(scenario: Make) -> None:
             time.sleep(0.2)
     s.produce(payment(n) for n in range(100))  # and outgrown
     with pytest.raises(TopicRecreated, match="topic-recreated"):
-        s.drain(path)
+        s.drain(path, "spark")
     assert s.ids() == dict.fromkeys(range(10), 1)
 
 
@@ -434,7 +418,7 @@ def test_the_class_archive_is_really_used(scenario: Make) -> None:
     assert spark.archive() is not None, "`make setup` makes it"
     s = scenario()
     s.produce([payment(1)])
-    s.drain(s.file())
+    s.drain(s.file(), "spark")
     command = next(filter(_is_driver, map(_command, psutil.Process().children(recursive=True))))
     main = command.index("org.apache.spark.deploy.SparkSubmit")
     again = [*command[:main], "-Xlog:class+load", command[main], "--version"]
@@ -455,7 +439,7 @@ def test_a_value_of_20_mb(scenario: Make) -> None:
     for value in (payment(0), big, payment(2)):
         producer.produce(s.topic, value, partition=0)
     assert producer.flush(60) == 0
-    s.drain(s.file())
+    s.drain(s.file(), "spark")
     assert s.ids() == {0: 1, 1: 1, 2: 1}
     assert s.rows(f'SELECT length(note), md5(note) FROM "{s.table}" WHERE id = 1') == [
         (len(note), hashlib.md5(note.encode()).hexdigest())

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,16 +35,18 @@ GOOD_ROW = {
 }
 
 
+def declared(decode: dict[str, Any] | None = None, **sink: Any) -> dict[str, Any]:
+    return {
+        "name": "p",
+        "guarantee": "exactly-once",
+        "source": {"brokers": "localhost:9092", "topics": ["t"]},
+        "decode": {"format": "json", "schema": FLAT} if decode is None else decode,
+        "sink": {"kind": "postgres", "url": "postgresql://localhost/d", "table": "t", **sink},
+    }
+
+
 def pipeline(decode: dict[str, Any] | None = None, **sink: Any) -> PipelineConfig:
-    return PipelineConfig.model_validate(
-        {
-            "name": "p",
-            "guarantee": "exactly-once",
-            "source": {"brokers": "localhost:9092", "topics": ["t"]},
-            "decode": {"format": "json", "schema": FLAT} if decode is None else decode,
-            "sink": {"kind": "postgres", "url": "postgresql://localhost/d", "table": "t", **sink},
-        }
-    )
+    return PipelineConfig.model_validate(declared(decode, **sink))
 
 
 def json(schema: str = FLAT, *, refuse_nul: bool = True, **decode: Any) -> Decoder:
@@ -545,22 +546,23 @@ def test_more_rows_and_bytes_than_one_piece_takes(monkeypatch: pytest.MonkeyPatc
 
 
 WITHOUT_PANDAS = """
-import sys
+import ast, sys
 import pyarrow as pa
 from avow.decode import decoder
 from avow.arrow import binaries
-from tests.unit.test_decode import GOOD, pipeline
+from avow.settings import PipelineConfig
 
-values = binaries(*[GOOD] * 100)
+declared, good = map(ast.literal_eval, sys.argv[1:])
+values = binaries(*[good] * 100)
 batch = pa.RecordBatch.from_arrays([pa.nulls(100, pa.binary()), values], ["key", "value"])
-assert len(decoder(pipeline(), refuse_nul=True).decode(batch).rows) == 100
+assert len(decoder(PipelineConfig.model_validate(declared), refuse_nul=True).decode(batch).rows) == 100
 assert "pandas" not in sys.modules
 """
 
 
 def test_good_records_need_no_pandas() -> None:
     """It is there, for Spark's driver; importing it would cost every Spark worker a second at its start."""
-    subprocess.run([sys.executable, "-c", WITHOUT_PANDAS], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", WITHOUT_PANDAS, repr(declared()), repr(GOOD)], check=True)
 
 
 def with_headers(values: Sequence[bytes | None], headers: Sequence[Any]) -> pa.RecordBatch:
