@@ -23,7 +23,7 @@ from avow.kafka import metadata
 from avow.local.broker import Broker, kafka_uuid
 from avow.local.cluster import PortPicker
 
-PASSWORD = "not-a-secret-here"
+USER, PASSWORD = "pipe", "not-a-secret-here"
 
 
 class Authorizing(Broker):
@@ -36,12 +36,12 @@ class Authorizing(Broker):
 
     @property
     def bootstrap(self) -> str:
-        """For the users that were named."""
+        """For the user."""
         return f"127.0.0.1:{self.guarded}"
 
     def settings(self) -> dict[str, object]:
         known = super().settings()
-        login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="{PASSWORD}";'
+        login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
         return known | {
             "listeners": f"{known['listeners']},GUARDED://{self.bootstrap}",
             "advertised.listeners": f"{known['advertised.listeners']},GUARDED://{self.bootstrap}",
@@ -50,29 +50,29 @@ class Authorizing(Broker):
             "listener.name.guarded.plain.sasl.jaas.config": login,
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.num.partitions": 1,
         }
 
-    def client(self) -> dict[str, str]:
-        """The settings of the user ``reader``."""
+    def login(self, password: str = PASSWORD) -> dict[str, str]:
+        """The settings of the one user."""
         return {
             "security.protocol": "sasl_plaintext",
             "sasl.mechanism": "PLAIN",
-            "sasl.username": "reader",
-            "sasl.password": PASSWORD,
+            "sasl.username": USER,
+            "sasl.password": password,
         }
 
-    def grant(self, topic: str, *operations: AclOperation) -> None:
-        """The user ``reader`` may do this to the topic."""
+    def allow(
+        self,
+        kind: ResourceType,
+        name: str,
+        *operations: AclOperation,
+        pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+    ) -> None:
+        """The user may do this from now on."""
         bindings = [
-            AclBinding(
-                ResourceType.TOPIC,
-                topic,
-                ResourcePatternType.LITERAL,
-                "User:reader",
-                "*",
-                operation,
-                AclPermissionType.ALLOW,
-            )
+            AclBinding(kind, name, pattern, f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
             for operation in operations
         ]
         client = metadata.admin(self.address)  # not let go of before the answers are there

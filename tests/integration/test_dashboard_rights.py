@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from tests.authorizer import Authorizing, authorizing
 
@@ -22,7 +22,7 @@ from avow.dashboard.watch import Watch, _processes
 from avow.kafka import metadata
 from avow.settings import cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("dashboard-rights")]  # what its fixtures make is made once
 
 TOPIC, CLOSED = "readable", "described"
 
@@ -34,8 +34,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authorizing]:
         topics = [NewTopic(TOPIC, 1, 1), NewTopic(CLOSED, 1, 1)]
         for made in client.create_topics(topics, operation_timeout=30).values():
             made.result(30)
-        one.grant(TOPIC, AclOperation.DESCRIBE, AclOperation.READ)
-        one.grant(CLOSED, AclOperation.DESCRIBE)
+        one.allow(ResourceType.TOPIC, TOPIC, AclOperation.DESCRIBE, AclOperation.READ)
+        one.allow(ResourceType.TOPIC, CLOSED, AclOperation.DESCRIBE)
         producer = Producer({"bootstrap.servers": one.address}, logger=metadata.QUIET)
         for number in range(3):
             producer.produce(TOPIC, b"value %d" % number)
@@ -46,7 +46,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authorizing]:
 
 @pytest.fixture
 def house(broker: Authorizing, tmp_path: Path) -> Iterator[House]:
-    source = cluster(broker.bootstrap, broker.client())
+    source = cluster(broker.bootstrap, broker.login())
     one = House(Rules(), source, Watch(timeout_s=30), Jobs(dict(os.environ)), [tmp_path], 30)
     yield one
     one.close()

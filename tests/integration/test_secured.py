@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
     AclOperation,
-    AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
 from confluent_kafka.cimpl import NewTopic
 from deltalake import DeltaTable
+from tests.authorizer import Authorizing, authorizing
 from tests.fix_pipeline import session_spark
 
 from avow import Consumer as AvowConsumer
@@ -32,77 +29,31 @@ from avow.errors import ConfigError
 from avow.kafka import metadata
 from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
-from avow.local.broker import Broker, kafka_uuid
-from avow.local.cluster import PortPicker
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
 
-pytestmark = pytest.mark.cluster
-
-USERS = {"admin": "admin-secret", "pipe": "pipe-secret"}
-
-
-class Secured(Broker):
-    """One node with SASL/PLAIN and access control."""
-
-    def settings(self) -> dict[str, object]:
-        users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items())
-        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-        admin = f'username="admin" password="{USERS["admin"]}"'
-        return super().settings() | {
-            "listeners": f"SASL_PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{self._voters[self.number]}",
-            "advertised.listeners": f"SASL_PLAINTEXT://{self.address}",
-            "listener.security.protocol.map": "SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "inter.broker.listener.name": "SASL_PLAINTEXT",
-            "sasl.enabled.mechanisms": "PLAIN",
-            "sasl.mechanism.inter.broker.protocol": "PLAIN",
-            "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} required {admin} {users};",
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:admin;User:ANONYMOUS",  # the controller's listener knows nobody
-            "offsets.topic.num.partitions": 1,
-            "transaction.state.log.num.partitions": 1,
-        }
-
-
-def login(user: str, password: str | None = None) -> dict[str, str]:
-    return {
-        "security.protocol": "sasl_plaintext",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": password or USERS[user],
-    }
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("secured")]  # what its fixtures make is made once
 
 
 @dataclass
 class Site:
-    """The broker, and how rights are given."""
+    """The broker, and pipelines that read from it."""
 
-    address: str
-    admin: AdminClient
+    broker: Authorizing
     folder: Path
-    names: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return self.broker.bootstrap
 
     def topic(self) -> str:
         name = f"t-{uuid4().hex[:10]}"
-        self.admin.create_topics([NewTopic(name, 1)], operation_timeout=30)[name].result(30)
+        admin = metadata.admin(self.broker.address)
+        admin.create_topics([NewTopic(name, 1)], operation_timeout=30)[name].result(30)
         return name
 
-    def allow(
-        self,
-        kind: ResourceType,
-        name: str,
-        *operations: AclOperation,
-        pattern: ResourcePatternType = ResourcePatternType.LITERAL,
-    ) -> None:
-        bindings = [
-            AclBinding(kind, name, pattern, "User:pipe", "*", operation, AclPermissionType.ALLOW)
-            for operation in operations
-        ]
-        for done in self.admin.create_acls(bindings).values():
-            done.result(30)
-
     def produce(self, topic: str, count: int) -> None:
-        producer = Producer({"bootstrap.servers": self.address, **login("admin")}, logger=metadata.QUIET)
+        producer = Producer({"bootstrap.servers": self.broker.address}, logger=metadata.QUIET)
         for number in range(count):
             producer.produce(topic, json.dumps({"id": number}).encode())
         assert producer.flush(30) == 0
@@ -110,7 +61,7 @@ class Site:
     def pipeline(self, topic: str, sink: str = "", *, engine: str = "consumer", **settings: str) -> PipelineConfig:
         """Into a Delta table, unless the sink is another."""
         name = f"p-{uuid4().hex[:8]}"
-        given = "".join(f'kafka."{key}" = "{value}"\n' for key, value in (login("pipe") | settings).items())
+        given = "".join(f'kafka."{key}" = "{value}"\n' for key, value in (self.broker.login() | settings).items())
         path = self.folder / f"{name}.toml"
         path.write_text(
             f'name = "{name}"\nguarantee = "exactly-once"\n'
@@ -124,25 +75,8 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("secured")
-    ports = PortPicker()
-    port, voter = ports.free(), ports.free()
-    broker = Secured(1, folder / "broker-1", port, {1: voter})
-    broker.prepare()
-    broker.format(kafka_uuid())
-    broker.start()
-    try:
-        admin = AdminClient({"bootstrap.servers": broker.address, **login("admin")}, logger=metadata.QUIET)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                admin.list_topics(timeout=1)
-                break
-            except KafkaException:
-                broker.check_running()
-                assert time.monotonic() < deadline
-        yield Site(broker.address, admin, folder)
-    finally:
-        broker.stop()
+    with authorizing(folder / "broker-1") as broker:
+        yield Site(broker, folder)
 
 
 def refused(act: Callable[[], object]) -> ConfigError:
@@ -166,7 +100,7 @@ def test_a_wrong_password_stops_every_client_at_once(site: Site) -> None:
         assert "guessed" not in f"{error}{error.advice}"
     error = refused(lambda: Reader(source.source, "g").read(OffsetRange("t", 0, 0, 1)).__next__())
     assert "Authentication failed" in str(error)
-    kafka = login("pipe", "guessed")
+    kafka = site.broker.login("guessed")
     error = refused(
         lambda: AvowProducer(site.address, guarantee="exactly-once", durability="transactional", name="n", kafka=kafka)
     )
@@ -187,13 +121,13 @@ def test_rights_that_are_missing_are_named_with_what_grants_them(site: Site) -> 
     error = refused(run)
     assert topic in str(error)
     assert f"--operation Describe --topic {topic}" in error.advice
-    site.allow(ResourceType.TOPIC, topic, D)
+    site.broker.allow(ResourceType.TOPIC, topic, D)
     error = refused(run)
     assert f"--group {group}" in error.advice
-    site.allow(ResourceType.GROUP, group, R)
+    site.broker.allow(ResourceType.GROUP, group, R)
     error = refused(run)
     assert f"--operation Read --operation Describe --topic {topic}" in error.advice
-    site.allow(ResourceType.TOPIC, topic, R)
+    site.broker.allow(ResourceType.TOPIC, topic, R)
     run()  # the group that is only told the positions is a courtesy: without a right to it, the run goes on
     assert DeltaTable(f"{site.folder / pipeline.name}").to_pyarrow_table().num_rows == 3
 
@@ -202,26 +136,28 @@ def test_rights_of_a_kafka_sink(site: Site) -> None:
     topic, output = site.topic(), site.topic()
     site.produce(topic, 3)
     pipeline = site.pipeline(topic, f'[sink]\nkind = "kafka"\ntopic = "{output}"\n')
-    site.allow(ResourceType.TOPIC, topic, R, D)
-    site.allow(ResourceType.GROUP, f"{pipeline.name}.members", R)
+    site.broker.allow(ResourceType.TOPIC, topic, R, D)
+    site.broker.allow(ResourceType.GROUP, f"{pipeline.name}.members", R)
 
     def run() -> None:
         consumer.Run(pipeline, once=True).execute()
 
     error = refused(run)
     assert f"--group {pipeline.name}" in error.advice, "its ledger"
-    site.allow(ResourceType.GROUP, pipeline.name, R, D)
+    site.broker.allow(ResourceType.GROUP, pipeline.name, R, D)
     error = refused(run)
     assert "--operation Create --operation Write" in error.advice
     for name in (output, pipeline.dead_letter_topic):
-        site.allow(ResourceType.TOPIC, name, AclOperation.CREATE, W, R, D, AclOperation.DESCRIBE_CONFIGS)
+        site.broker.allow(ResourceType.TOPIC, name, AclOperation.CREATE, W, R, D, AclOperation.DESCRIBE_CONFIGS)
     error = refused(run)
     ids = f"{pipeline.name}/"
     assert error.advice.endswith(f"--resource-pattern-type prefixed --transactional-id {ids}")
-    site.allow(ResourceType.TRANSACTIONAL_ID, ids, W, D, pattern=ResourcePatternType.PREFIXED)
+    site.broker.allow(ResourceType.TRANSACTIONAL_ID, ids, W, D, pattern=ResourcePatternType.PREFIXED)
     run()
     error = refused(
-        lambda: AvowProducer(site.address, guarantee="exactly-once", durability="transactional", kafka=login("pipe"))
+        lambda: AvowProducer(
+            site.address, guarantee="exactly-once", durability="transactional", kafka=site.broker.login()
+        )
     )
     assert "--transactional-id" in error.advice
 
@@ -230,7 +166,7 @@ def test_one_set_of_client_settings_serves_spark_and_the_audit(site: Site) -> No
     """User and password as librdkafka takes them: no part of avow reads Kafka with another client."""
     topic = site.topic()
     site.produce(topic, 3)
-    site.allow(ResourceType.TOPIC, topic, R, D, AclOperation.DESCRIBE_CONFIGS)
+    site.broker.allow(ResourceType.TOPIC, topic, R, D, AclOperation.DESCRIBE_CONFIGS)
     pipeline = site.pipeline(topic, engine="spark")
     spark.Run(pipeline, lambda _: session_spark(pipeline), once=True).execute()
     report = audit(pipeline, lambda: session_spark(pipeline))
