@@ -45,7 +45,7 @@ from avow.plan import load_checked
 from avow.schema import parse
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink
-from avow.sinks.delta import DeltaFormat
+from avow.sinks.delta.table import DeltaFormat
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import place
 from avow.sinks.lake.staging import DELETED
@@ -238,7 +238,7 @@ def _commits_ms(folder: Path, kind: str, partitions: int, count: int) -> list[fl
 def _commit_ms(store: CommittingSink, pipeline: PipelineConfig, run: int, number: int, partitions: int) -> float:
     """One commit: a file of one row and a position, for each partition."""
     planned = {TopicPartition("t", p): OffsetRange("t", p, number, number + 1) for p in range(partitions)}
-    work = Work(pipeline, run, number, planned, store.brief())
+    work = Work(pipeline, run, number, planned, store.task_context())
     staged = []
     for one in planned.values():
         read = decoded(partial(_read, number), pipeline)

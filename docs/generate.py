@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from avow.guarantee import Act, Guarantee, diagram
-from avow.prove.cells import CANARIES, ENGINES, FAULTS, Cell, concerns
+from avow.prove.cells import CANARIES, ENGINES, FAULTS, Cell, concerns, unseen
 from avow.sinks import SINKS
 
 DOCS = Path(__file__).parent
@@ -36,15 +36,15 @@ def faults() -> str:
     lines = [f"| # | name | fault | on | into | {' | '.join(words)} |", f"|---|---|---|---|---|{'---|' * len(words)}"]
     for fault in FAULTS.values():
         cells = [Cell(fault, word) for word in Guarantee]
-        unseen = ", ".join(kind for kind in SINKS if kind in fault.unseen_in)
-        but = f" ({unseen}: held)" if unseen else ""
+        not_there = ", ".join(kind for kind in SINKS if unseen(fault, kind))
+        but = f" ({not_there}: held)" if not_there else ""
         due = [f"must show: {cell.must_show}{but}" if cell.must_show else "held" for cell in cells]
         due = [what if cell.guarantee in fault.words else "" for what, cell in zip(due, cells, strict=True)]
         if fault.stop:
             due = [f"stops: {fault.stop_name}"] * len(words)
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
-        sinks = ", ".join(kind for kind in SINKS if kind in fault.only) or "every sink"
+        sinks = ", ".join(kind for kind in SINKS if fault.only and concerns(fault, kind)) or "every sink"
         kinds = [kind for kind in SINKS if concerns(fault, kind)]
         engines = [name for name in fault.engines if any(ENGINES[name].plays(kind, "append", "") for kind in kinds)]
         where = f"{', '.join(engines)} | {sinks}{', append' if fault.append_only else ''}"

@@ -36,7 +36,7 @@ from avow.local.postgres import Postgres as PostgresServer
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink, StagingSink
-from avow.sinks.kafka import Store as KafkaStore
+from avow.sinks.kafka.store import Store as KafkaStore
 from tests.kafka_stage import Read, read
 
 if TYPE_CHECKING:
@@ -258,14 +258,14 @@ class Runner(AbstractContextManager["Runner"]):
         *,
         starts: Mapping[int, int] | None = None,
         keys: Mapping[int, Sequence[bytes | None]] | None = None,
-    ) -> tuple[Work, list[bytes]]:
+    ) -> tuple[Work, list[object]]:
         """The tasks of a batch: all of it where tasks act, or what the driver still has to commit."""
         at = {partition: (starts or {}).get(partition, -1) for partition in records}
         at = {partition: self.position(partition) if start < 0 else start for partition, start in at.items()}
         ranges = {
             TopicPartition(TOPIC, p): OffsetRange(TOPIC, p, at[p], at[p] + len(values)) for p, values in records.items()
         }
-        work = Work(self.pipeline, self.number, self.batches, ranges, self.store.brief())
+        work = Work(self.pipeline, self.number, self.batches, ranges, self.store.task_context())
         self.batches += 1
         made = {
             one: batch(values, one.partition, one.start, (keys or {}).get(one.partition, [None] * len(values)))
@@ -284,7 +284,7 @@ class Runner(AbstractContextManager["Runner"]):
             staged += [report.staged] if report.staged is not None else []
         return work, staged
 
-    def commit(self, work: Work, staged: list[bytes]) -> None:
+    def commit(self, work: Work, staged: list[object]) -> None:
         if staged:
             assert isinstance(self.store, CommittingSink)
             commit_staged(staged, work, self.store)

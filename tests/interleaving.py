@@ -55,6 +55,7 @@ from avow.sinks.lake import driver, upkeep
 from avow.sinks.lake.book import from_json
 from avow.sinks.lake.driver import LETTER_COLUMNS
 from avow.sinks.lake.files import path_of
+from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.postgres import session
 from avow.sinks.postgres.session import Session
 from tests.fix_sinks import TOPIC, Bench, Runner, iceberg_table, record
@@ -373,11 +374,11 @@ class World:
         redrive(self.strict, Selection(), _no_spark)
 
     def clean(self) -> None:
-        for orphan in upkeep.orphans(sinks.lake_tables(self.strict), self.strict.name):
+        for orphan in upkeep.orphans(lake_tables(self.strict), self.strict.name):
             orphan.remove()
 
     def compact(self) -> None:
-        for table in sinks.lake_tables(self.strict):
+        for table in lake_tables(self.strict):
             upkeep.compact(table, self.strict.name, 1 << 20)
 
     def foreign(self) -> None:
@@ -481,7 +482,7 @@ class World:
             raise Broken(f"{read} are claimed, of {rows} there are rows, of {letters} dead letters; it says {counts}")
 
     def _held(self) -> Mapping[TopicPartition, Held]:
-        rows, _ = sinks.lake_tables(self.strict)
+        rows, _ = lake_tables(self.strict)
         rows.load()
         return rows.book().held
 

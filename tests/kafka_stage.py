@@ -28,8 +28,9 @@ from avow.ledger import Entry, OffsetRange
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.base import TaskSink
-from avow.sinks.kafka import KafkaTask, Store
 from avow.sinks.kafka.clients import Clients
+from avow.sinks.kafka.store import Store
+from avow.sinks.kafka.task import KafkaTask
 
 HEADERS = list[tuple[str, bytes | None]]
 

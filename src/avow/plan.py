@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, Kafka, Lake, PipelineConfig, Postgres, Problem, load
-from avow.sinks import SINKS, SinkKind
+from avow.settings import REST_COLUMN, PipelineConfig, Problem, load
+from avow.sinks import SINKS, SinkPlugin, plugin_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Plan:
 def load_checked(
     path: Path,
     env: Mapping[str, str] = os.environ,
-    sinks: Mapping[str, SinkKind] = SINKS,
+    sinks: Mapping[str, SinkPlugin] = SINKS,
     *,
     engine: str | None = None,
 ) -> PipelineConfig:
@@ -59,18 +59,7 @@ def load_checked(
     return load(path, env, check=partial(_problems, sinks=sinks), engine=engine)
 
 
-def _problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
-    yield from _offer_problems(pipeline, sinks)
-    # Not in ``settings``: a plain consumer, which has dead letters and no output, is declared with one topic for both.
-    if isinstance(pipeline.sink, Kafka) and pipeline.dead_letter_topic in pipeline.declared_outputs:
-        yield Problem(
-            ("sink", "dead_letter_topic" if pipeline.sink.dead_letter_topic else "topic"),
-            f"{pipeline.dead_letter_topic!r} is an output topic and the one for dead letters",
-            "two topics",
-        )
-
-
-def _offer_problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkKind]) -> Iterator[Problem]:
+def _problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkPlugin]) -> Iterator[Problem]:
     sink = sinks[pipeline.sink.kind]
     mode = pipeline.sink.mode
     offered = sink.offered(mode)
@@ -79,13 +68,7 @@ def _offer_problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkKind]) -> 
     elif pipeline.guarantee not in offered:
         words = ", ".join(word for word in Guarantee if word in offered)
         yield Problem(("guarantee",), f"{sink.title} cannot keep it with {mode}", f"with {mode}: {words}")
-    elif pipeline.elsewhere and pipeline.guarantee.atomic:
-        yield Problem(
-            ("guarantee",),
-            "a Kafka transaction ends at its cluster, and the output (sink.brokers) is on another than the positions "
-            "(source.brokers)",
-            "at-most-once or at-least-once; or output topics on the source's cluster, without sink.brokers",
-        )
+    yield from sink.problems(pipeline)
 
 
 def plan(pipeline: PipelineConfig) -> Plan:
@@ -198,7 +181,7 @@ def _transform(pipeline: PipelineConfig) -> Hop:
 
 
 def _sink(pipeline: PipelineConfig) -> Hop:
-    sink = SINKS[pipeline.sink.kind]
+    sink = plugin_of(pipeline)
     offer = sink.offers[pipeline.sink.mode]
     guarantee = pipeline.guarantee
     return Hop(
@@ -227,15 +210,13 @@ def _order(guarantee: Guarantee) -> str:
 
 
 def _dead_letters(pipeline: PipelineConfig) -> Hop:
-    lake = isinstance(pipeline.sink, Lake)
+    sink = plugin_of(pipeline)
     return Hop(
         "dead letters",
-        f"Keep each record that cannot be taken in {_graveyard(pipeline)}, with its bytes, headers and the reason.",
+        f"Keep each record that cannot be taken in {sink.dead_letter_place(pipeline)}, with its bytes, headers and the "
+        "reason.",
         promises=(
-            "They are written before the rows of their batch, each once by positions of their own; a crash in between "
-            "is settled by the next run."
-            if lake
-            else "They are written in the same act as the rows of their batch; the rest of the batch goes on.",
+            sink.dead_letter_promise,
             "read = written + dead + skipped, per partition and in total.",
             f"The run stops when more than {pipeline.dead_letters.max_share * 100:g}% of the records are dead letters.",
         ),
@@ -243,17 +224,8 @@ def _dead_letters(pipeline: PipelineConfig) -> Hop:
     )
 
 
-def _graveyard(pipeline: PipelineConfig) -> str:
-    match pipeline.sink:
-        case Kafka():
-            return f"topic {pipeline.dead_letter_topic}"
-        case Lake():
-            return "a table beside it, ..._dead_letters"
-    return "avow.dead_letters"
-
-
 def _positions(pipeline: PipelineConfig) -> Hop:
-    if SINKS[pipeline.sink.kind].ledger_in_group:
+    if plugin_of(pipeline).ledger_in_group:
         return Hop(
             "positions",
             f"Keep each position as the committed offset of the Kafka group {pipeline.shown('name')}, the ledger.",
@@ -277,7 +249,7 @@ def _warnings(pipeline: PipelineConfig) -> Iterator[str]:
     if guarantee is Guarantee.AT_MOST_ONCE:
         yield "at-most-once: records can be lost after a crash."
     if guarantee is Guarantee.AT_LEAST_ONCE and mode == "append":
-        absorb = " dedupe or upsert would absorb them." if len(SINKS[pipeline.sink.kind].offers) > 1 else ""
+        absorb = " dedupe or upsert would absorb them." if len(plugin_of(pipeline).offers) > 1 else ""
         yield f"at-least-once with append: duplicates are possible after a crash.{absorb}"
     if mode == "upsert" and guarantee is not Guarantee.EXACTLY_ONCE:
         yield "upsert: a deleted row leaves no offset behind, so a late replay can bring it back. exactly-once cannot."
@@ -293,22 +265,7 @@ def _warnings(pipeline: PipelineConfig) -> Iterator[str]:
         yield f"dead_letters.max_share is not declared: {pipeline.dead_letters.max_share:.0%} is assumed."
     if pipeline.dead_letters.max_share == 1:
         yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
-    if isinstance(pipeline.sink, Kafka):
-        yield from _topic_warnings(pipeline, pipeline.sink)
-    if not isinstance(pipeline.sink, Postgres):
-        return
-    yield (
-        "Database connections: one for the driver and one for each Python worker of Spark. That is as many as tasks "
-        "run at once (spark.master, executor cores), with a transform by SQL at most twice as many."
-    )
-
-
-def _topic_warnings(pipeline: PipelineConfig, sink: Kafka) -> Iterator[str]:
-    yield f"The group {pipeline.shown('name')} is reserved: it holds the positions, and no consumer may use it."
-    if pipeline.elsewhere:
-        yield "The output is on another cluster: rows and positions cannot be in one act."
-    if not sink.origin:
-        yield "sink.origin = false: an audit knows records by what they hold, so it can check counts and order only."
+    yield from plugin_of(pipeline).warnings(pipeline)
 
 
 _WINNER = {"dedupe": "the first to arrive wins", "upsert": "the last to arrive wins"}

@@ -30,13 +30,13 @@ from tests.fix_pipeline import Scenario, session_spark
 
 from avow.audit import auditor
 from avow.audit.auditor import audit
-from avow.audit.findings import Kind, permits
 from avow.audit.judge import Verdict
 from avow.audit.kept import files, read
 from avow.audit.report import Report
 from avow.engines.spark import sink_fields, work_frame
 from avow.engines.task import Work
 from avow.errors import SourceError
+from avow.findings import Kind, permits
 from avow.kafka import metadata
 from avow.kafka.headers import CHECKSUM, checksum
 from avow.kafka.log import Log, TopicPartition
@@ -44,7 +44,7 @@ from avow.ledger import Entry, OffsetRange
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
-from avow.sinks.postgres import Store
+from avow.sinks.postgres.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("audit")]  # what its fixtures make is made once
 

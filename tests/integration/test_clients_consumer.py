@@ -40,7 +40,7 @@ from avow.kafka import metadata
 from avow.ledger import Entry, OffsetRange
 from avow.local.cluster import Cluster, PortPicker
 from avow.prove.proxy import Proxy
-from avow.settings import Postgres
+from avow.sinks.postgres.config import PostgresConfig
 
 pytestmark = pytest.mark.cluster
 
@@ -375,7 +375,7 @@ KEYS: list[bytes | str] = [
 def test_idempotency_keys_are_told_apart_whatever_their_bytes(bench: Callable[..., Bench]) -> None:
     b = bench("postgres")
     pipeline = b.pipeline()
-    assert isinstance(pipeline.sink, Postgres)
+    assert isinstance(pipeline.sink, PostgresConfig)
     with b.run(pipeline), psycopg.connect(pipeline.sink.url.get_secret_value()) as connection:
         tx = Transaction(b.name, 1, 0, connection, Entry(0, "id", 1), OffsetRange("t", 0, 0, 1), ())
         # As the version before has left them, which could not tell some from others.

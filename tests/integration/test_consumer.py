@@ -40,7 +40,7 @@ from avow.local.cluster import Cluster
 from avow.settings import PipelineConfig
 from avow.sinks.kafka import store as kafka_store
 from avow.sinks.kafka.entries import Kept
-from avow.sinks.postgres import Store
+from avow.sinks.postgres.store import Store
 
 pytestmark = pytest.mark.cluster
 

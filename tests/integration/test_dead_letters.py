@@ -16,7 +16,7 @@ from avow.cli import main
 from avow.engines.redrive import Redriven, redrive
 from avow.kafka import metadata
 from avow.sinks.base import Selection
-from avow.sinks.postgres import PostgresTask
+from avow.sinks.postgres.task import PostgresTask
 
 pytestmark = pytest.mark.cluster
 

@@ -21,7 +21,6 @@ from confluent_kafka.cimpl import NewTopic
 from tests.kafka_stage import Read, Stage, as_read, delivered, read
 
 from avow.audit.auditor import _Audit
-from avow.audit.kafka import KafkaReading, _records
 from avow.engines.redrive import redrive
 from avow.errors import ConfigError, PositionBehind, SinkError, Superseded, TopicRecreated
 from avow.kafka import log, metadata
@@ -30,9 +29,13 @@ from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Selection
-from avow.sinks.kafka import KafkaLetters, KafkaTask, Store
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import entries as kafka_entries
+from avow.sinks.kafka.audit import KafkaReading, _records
+from avow.sinks.kafka.config import dead_letter_topic
+from avow.sinks.kafka.letters import KafkaLetters
+from avow.sinks.kafka.store import Store
+from avow.sinks.kafka.task import KafkaTask
 
 pytestmark = pytest.mark.cluster
 
@@ -459,13 +462,13 @@ def test_to_look_makes_no_topic(stage: Make, cluster: Cluster) -> None:
     with KafkaLetters(pipeline) as letters:
         assert letters.select(Selection(), 10) == []
     there = metadata.admin(cluster.bootstrap).list_topics(timeout=10).topics
-    assert not {s.target, pipeline.dead_letter_topic} & there.keys()
+    assert not {s.target, dead_letter_topic(pipeline)} & there.keys()
 
 
 def test_a_dead_letter_topic_that_lets_letters_go_is_refused(stage: Make, cluster: Cluster) -> None:
     s = stage()
     pipeline = s.pipeline()
-    name = pipeline.dead_letter_topic
+    name = dead_letter_topic(pipeline)
     admin = metadata.admin(cluster.bootstrap)
     admin.create_topics([NewTopic(name, 1)], operation_timeout=30)[name].result()
     with Store(pipeline) as store, pytest.raises(ConfigError, match=r"has cleanup.policy = delete") as refused:
@@ -606,7 +609,7 @@ def test_a_mirror_over_a_pattern_does_not_read_its_own_output(stage: Make, clust
     for one in metadata.view(admin).partitions:
         made[one.topic].append(len(one.replicas))
     assert (made[f"copy.{first}"], made[f"copy.{second}"]) == ([2, 2], [2, 2, 2])
-    assert made[pipeline.dead_letter_topic] == [2], "replicated as the source's topic with the most replicas is"
+    assert made[dead_letter_topic(pipeline)] == [2], "replicated as the source's topic with the most replicas is"
 
 
 def test_switches(stage: Make) -> None:
@@ -912,8 +915,8 @@ def test_a_dead_letter_topic_that_is_made_again_stops_a_run(
     pipeline = s.pipeline()
     run = s.started(pipeline)
     s.deliver(pipeline, run, 0, 10)
-    make_again(s, pipeline.dead_letter_topic, create=create, cleanup_policy="compact")
-    named = f"dead-letter topic {pipeline.dead_letter_topic} was written to as id"
+    make_again(s, dead_letter_topic(pipeline), create=create, cleanup_policy="compact")
+    named = f"dead-letter topic {dead_letter_topic(pipeline)} was written to as id"
     with pytest.raises(TopicRecreated, match=named):
         s.deliver(pipeline, run, 10, 20)
     with pytest.raises(TopicRecreated, match=named):

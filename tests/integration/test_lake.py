@@ -62,6 +62,7 @@ from avow.sinks.lake import book as books
 from avow.sinks.lake import driver
 from avow.sinks.lake import redrive as redriving
 from avow.sinks.lake.files import place
+from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.upkeep import compact, orphans
 
 KINDS = ["delta", "iceberg"]
@@ -169,7 +170,7 @@ def test_the_ledger_of_a_delta_table_is_read_in_one_pass(bench: Make, monkeypatc
     with b.run(partitions=2) as run:
         for number in range(42):
             run.deliver({0: [record(number), b"bad"], 1: [record(number)]})
-            table, _ = sinks.lake_tables(run.pipeline)
+            table, _ = lake_tables(run.pipeline)
             table.load()
             assert table.book().entries() == run.entries()
     folder, newest = place(str(b.path), {}).under("_delta_log"), DeltaTable(b.path)
@@ -183,7 +184,7 @@ def test_the_ledger_of_a_delta_table_is_read_in_one_pass(bench: Make, monkeypatc
         table.load()
         assert table.book().owners() == {TopicPartition("records", 0): member.number}
     monkeypatch.setattr(log, "transactions", lambda *_: None)
-    other, _ = sinks.lake_tables(run.pipeline)
+    other, _ = lake_tables(run.pipeline)
     other.load()
     assert other.book() == table.book(), "fences are among what the library is asked for"
 
@@ -620,7 +621,7 @@ def test_dead_letters_that_are_gone(b: Bench) -> None:
         table.catalog.drop_table(table.name())
     with pytest.raises(ConfigError, match="_dead_letters is gone, and with it 1 dead letters that table"):
         b.run(partitions=1)
-    assert sinks.lake_tables(b.pipeline())[1].create(driver.GRAVES)
+    assert lake_tables(b.pipeline())[1].create(driver.GRAVES)
     with pytest.raises(ConfigError, match="_dead_letters was made anew, and with it 1 dead"):
         b.run(partitions=1)
 
@@ -644,7 +645,7 @@ def test_parts_that_must_have_a_value(b: Bench) -> None:
     told = "id long not null, tags array<string>, kept map<string, long>, deep struct<x: int, y: int not null>"
     with b.run(b.pipeline(schema=told), partitions=1):
         pass
-    table, _ = sinks.lake_tables(b.pipeline(schema=told))
+    table, _ = lake_tables(b.pipeline(schema=told))
     table.load()
     strict = [
         pa.field("tags", pa.list_(pa.field("element", pa.string(), nullable=False))),
@@ -762,7 +763,7 @@ def test_upsert_when_others_commit_first(b: Bench) -> None:
         for start in (0, 3):
             run.deliver({0: [record(n) for n in range(start, start + 3)]})
         work, staged = run.stage({0: [record(1, amount=0.5), None, record(7)]}, keys={0: [b"1", b"4", b"7"]})
-        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        compact(lake_tables(b.pipeline())[0], b.name, 1 << 20)
         others(b)["delete"]()
         run.commit(work, staged)
         run.commit(work, staged)  # a replay
@@ -791,7 +792,7 @@ def test_columns_that_were_renamed_are_the_same_columns(bench: Make, mode: str) 
     pipeline = b.pipeline("exactly-once", *lines, schema=new)
     with b.run(pipeline, partitions=1) as run:
         run.deliver({0: [json.dumps(value).encode() for value in again]})
-        compact(sinks.lake_tables(pipeline)[0], b.name, 1 << 20)
+        compact(lake_tables(pipeline)[0], b.name, 1 << 20)
         run.deliver({0: [json.dumps({"number": 0, "id": "s0"}).encode()]})
     there = {row["number"]: row for row in b.rows()}
     texts = {0: "s0", 1: "again" if mode == "upsert" else "s1", 2: "s2", 5: "again"}
@@ -1073,24 +1074,24 @@ def test_orphans_of_fenced_runs_are_found_and_nothing_else(b: Bench) -> None:
     pipeline = b.pipeline()
     others = b.folder / "warehouse/lake" / b.table / "data" if b.kind == "iceberg" else b.path
     (others / "part-0-theirs.parquet").write_bytes(b"not ours")
-    assert list(orphans(sinks.lake_tables(pipeline), pipeline.name)) == [], "the run may still be in progress"
+    assert list(orphans(lake_tables(pipeline), pipeline.name)) == [], "the run may still be in progress"
     with b.run(pipeline, partitions=1) as run:
         staged = run.stage({0: [record(2), b"bad", record(4)]})
-        found = list(orphans(sinks.lake_tables(pipeline), pipeline.name))
+        found = list(orphans(lake_tables(pipeline), pipeline.name))
         assert [(one.run, "_dead_letters" in one.path) for one in found] == [(1, False)]
         for one in found:
             one.remove()
         run.commit(*staged)
     with b.run(pipeline, partitions=1) as run:
         run.deliver({0: [record(5)]})
-    assert list(orphans(sinks.lake_tables(pipeline), pipeline.name)) == []
+    assert list(orphans(lake_tables(pipeline), pipeline.name)) == []
     assert b.ids() == [0, 2, 4, 5]
     assert (others / "part-0-theirs.parquet").exists()
 
 
 def test_orphans_of_members_that_were_fenced(b: Bench) -> None:
     def found() -> list[int]:
-        return sorted(one.run for one in orphans(sinks.lake_tables(b.pipeline()), b.name))
+        return sorted(one.run for one in orphans(lake_tables(b.pipeline()), b.name))
 
     first, second = b.run(member=[0]), b.run(member=[1])
     first.stage({0: [record(0)]})  # and never committed
@@ -1103,7 +1104,7 @@ def test_orphans_of_members_that_were_fenced(b: Bench) -> None:
     before = second.number
     second.begin([TopicPartition("records", 2)], shared=True)  # an older batch of its own is given up too
     assert found() == [first.number, before]
-    for one in orphans(sinks.lake_tables(b.pipeline()), b.name):
+    for one in orphans(lake_tables(b.pipeline()), b.name):
         one.remove()
     second.deliver({1: [record(11)], 2: [record(20)]})
     third.deliver({0: [record(0)]})
@@ -1116,7 +1117,7 @@ def test_compaction_keeps_rows_and_positions_under_a_run(b: Bench) -> None:
         for number in range(6):
             run.deliver({0: [record(number), b"bad"], 1: [record(100 + number, tags=None), b"bad"]})
         work, staged = run.stage({0: [record(6)]})
-        rows, _ = sinks.lake_tables(pipeline)
+        rows, _ = lake_tables(pipeline)
         done = compact(rows, pipeline.name, 1 << 20)
         assert (done.files_before, done.files_after) == (12, 1)
         run.commit(work, staged)
@@ -1173,13 +1174,13 @@ def test_compaction_while_a_run_commits_all_the_time(bench: Make, monkeypatch: p
         for number in range(4):
             run.deliver({0: [record(number)]})
         committing_first(monkeypatch, (partial(run.deliver, {0: [record(n)]}) for n in range(4, 9)))
-        done = compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        done = compact(lake_tables(b.pipeline())[0], b.name, 1 << 20)
         assert (done.files_before, done.files_after) == (4, 6)
         assert len(data_files(b)) == 10, "what was merged was written once"
         monkeypatch.setattr(iceberg_format, "EXCHANGES_MAX", 3)
         committing_first(monkeypatch, (partial(run.deliver, {0: [record(n)]}) for n in range(9, 99)))
         with pytest.raises(SinkError, match="3 times before us") as caught:
-            compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+            compact(lake_tables(b.pipeline())[0], b.name, 1 << 20)
         assert "batch.interval" in caught.value.advice
     assert b.ids() == list(range(12))
 
@@ -1190,7 +1191,7 @@ def test_compaction_of_files_that_a_run_changes_meanwhile(bench: Make, monkeypat
         for number in range(4):
             run.deliver({0: [record(number)]})
         committing_first(monkeypatch, iter([lambda: run.deliver({0: [record(2, amount=0.5)]})]))
-        compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+        compact(lake_tables(b.pipeline())[0], b.name, 1 << 20)
         run.deliver({0: [record(3, amount=0.5)]})
     assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.25, 2: 0.5, 3: 0.5}
     assert len(b.rows()) == 4
@@ -1205,11 +1206,11 @@ def test_a_run_begins_and_files_are_cleaned_during_a_compaction(bench: Make, mon
 
     def clean() -> None:
         b.run(partitions=1).close_now()
-        for one in orphans(sinks.lake_tables(b.pipeline()), b.name):
+        for one in orphans(lake_tables(b.pipeline()), b.name):
             one.remove()
 
     committing_first(monkeypatch, iter([clean]))
-    assert compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20).files_after == 1
+    assert compact(lake_tables(b.pipeline())[0], b.name, 1 << 20).files_after == 1
     assert b.ids() == list(range(4))
 
 
@@ -1420,7 +1421,7 @@ def test_a_run_begins_and_files_are_cleaned_during_a_redrive(
         """Before the first of its commits: its files are there."""
         monkeypatch.undo()
         b.run(strict, partitions=1).close_now()
-        for one in orphans(sinks.lake_tables(strict), b.name):
+        for one in orphans(lake_tables(strict), b.name):
             one.remove()
         real(*arguments, **more)
 

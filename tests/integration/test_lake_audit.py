@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import polars as pl
@@ -116,13 +117,13 @@ def test_what_a_spark_task_reports_is_what_the_driver_commits(b: Bench) -> None:
     pipeline = b.pipeline()
     with b.run(pipeline, partitions=1) as run:
         planned = OffsetRange(TOPIC, 0, 0, 3)
-        work = Work(pipeline, run.number, 0, {WHERE: planned}, run.store.brief())
+        work = Work(pipeline, run.number, 0, {WHERE: planned}, run.store.task_context())
         made = batch([record(0), b"bad", record(2)], 0, 0, [None] * 3)
         report = _reported(WHERE, work, decoded(lambda _: iter([made]), pipeline))
         assert report.schema == _REPORT
         told = pa.Table.from_batches([report]).to_pylist()[0]
         assert (told["topic"], told["partition"], told["stop"]) == (TOPIC, 0, None)
         assert isinstance(run.store, CommittingSink)
-        commit_staged([told["staged"]], work, run.store)
+        commit_staged([pickle.loads(told["staged"])], work, run.store)
         assert run.counts() == Counts(3, 2, 1)
     assert b.ids() == [0, 2]

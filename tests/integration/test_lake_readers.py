@@ -21,7 +21,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.fix_sinks import EVERY, Bench, every, iceberg_table, record
 
-from avow import sinks
+from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.upkeep import compact
 
 pytestmark = pytest.mark.xdist_group("lake-readers")  # what its fixtures make is made once
@@ -47,7 +47,7 @@ def make_many(b: Bench) -> None:
 
 def make_compacted(b: Bench) -> None:
     make_many(b)
-    compact(sinks.lake_tables(b.pipeline())[0], b.name, 1 << 20)
+    compact(lake_tables(b.pipeline())[0], b.name, 1 << 20)
     with b.run(partitions=1) as run:
         run.deliver({0: [record(2 * MANY)]})
 

@@ -27,6 +27,7 @@ from avow.errors import Superseded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts
 from avow.local.cluster import PortPicker
+from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.upkeep import compact, orphans
 
 pytestmark = pytest.mark.xdist_group("lake-s3")  # what its fixtures make is made once
@@ -109,7 +110,7 @@ class S3Bench(Bench):
     def frame(self, suffix: str = "") -> pl.DataFrame:
         if self.kind == "delta":
             return pl.read_delta(f"{self.root}/{self.table}{suffix}", storage_options=self.options)
-        rows, letters = sinks.lake_tables(self.pipeline())
+        rows, letters = lake_tables(self.pipeline())
         table = letters if suffix else rows
         assert table.load()
         found = pl.from_arrow(table.rows())
@@ -204,10 +205,10 @@ def test_upkeep(b: S3Bench) -> None:
         run.deliver({0: [record(0)]})
         run.deliver({0: [record(1)]})
     with b.run(pipeline, partitions=1) as run:
-        found = list(orphans(sinks.lake_tables(pipeline), pipeline.name))
+        found = list(orphans(lake_tables(pipeline), pipeline.name))
         assert len(found) == 1
         found[0].remove()
-        rows, _ = sinks.lake_tables(pipeline)
+        rows, _ = lake_tables(pipeline)
         assert compact(rows, pipeline.name, 1 << 20).files_after == 1
         run.deliver({0: [record(2)]})
     assert b.ids() == [0, 1, 2]

@@ -27,12 +27,13 @@ from avow.errors import ConfigError, PositionBehind
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import PortPicker
-from avow.settings import PipelineConfig, Postgres
+from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import Refusal, Remarking, Selection
-from avow.sinks.postgres import PostgresTask, Store
+from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.session import Session, cached, with_keepalive
-from avow.sinks.postgres.store import application
+from avow.sinks.postgres.store import Store, application
+from avow.sinks.postgres.task import PostgresTask
 
 MODES = ["append", "dedupe", "upsert"]
 
@@ -285,7 +286,7 @@ def test_another_table_is_refused(b: Bench) -> None:
     declared = pipeline(b)
 
     def into(table: str) -> PipelineConfig:
-        assert isinstance(declared.sink, Postgres)
+        assert isinstance(declared.sink, PostgresConfig)
         update = {"table": replace(declared.sink.table, name=table)}
         return declared.model_copy(update={"sink": declared.sink.model_copy(update=update)})
 

@@ -21,7 +21,8 @@ from avow.prove import check
 from avow.prove.cells import FAULTS, Cell
 from avow.prove.check import Fate, Row, Sent, compare
 from avow.prove.form import Numbered
-from avow.prove.witnesses import WITNESSES, Witness
+from avow.prove.scene import witness_of
+from avow.prove.witnesses.base import Witness
 from avow.settings import PipelineConfig
 
 TABLE = "p_records"
@@ -59,7 +60,7 @@ def witness(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         url = request.getfixturevalue("server")
         with psycopg.connect(url) as connection:
             connection.execute(f"DROP SCHEMA IF EXISTS avow CASCADE; DROP TABLE IF EXISTS {TABLE}".encode())
-    made = WITNESSES[kind](Around(url), tmp_path, TOPIC, TABLE)
+    made = witness_of(kind)(Around(url), tmp_path, TOPIC, TABLE)
     yield made
     made.close()
 

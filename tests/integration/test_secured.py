@@ -31,6 +31,7 @@ from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
+from avow.sinks.kafka.config import dead_letter_topic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("secured")]  # what its fixtures make is made once
 
@@ -147,7 +148,7 @@ def test_rights_of_a_kafka_sink(site: Site) -> None:
     site.broker.allow(ResourceType.GROUP, pipeline.name, R, D)
     error = refused(run)
     assert "--operation Create --operation Write" in error.advice
-    for name in (output, pipeline.dead_letter_topic):
+    for name in (output, dead_letter_topic(pipeline)):
         site.broker.allow(ResourceType.TOPIC, name, AclOperation.CREATE, W, R, D, AclOperation.DESCRIBE_CONFIGS)
     error = refused(run)
     ids = f"{pipeline.name}/"

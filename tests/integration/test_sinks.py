@@ -138,7 +138,7 @@ def test_a_dead_letter_that_nobody_has_counted_is_redriven(bench: Make, kind: st
         with dead_letters(strict) as letters:
             (letter,) = letters.select(Selection(), 10)
         assert redrive(lenient, Selection(), pytest.fail) == Redriven(written=1)
-        zombie = task_sink(strict, run.number, run.store.brief())
+        zombie = task_sink(strict, run.number, run.store.task_context())
         assert not isinstance(zombie, StagingSink)
         with zombie.act():
             zombie.bury([letter])

@@ -26,7 +26,8 @@ from avow.engines.redrive import redrive
 from avow.kafka import metadata
 from avow.ledger import Counts
 from avow.sinks.base import Selection
-from avow.sinks.kafka import KafkaLetters, Store
+from avow.sinks.kafka.letters import KafkaLetters
+from avow.sinks.kafka.store import Store
 
 pytestmark = pytest.mark.cluster
 

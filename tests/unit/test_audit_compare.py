@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from avow.audit.compare import Compared, Comparison, Rows, Tally
-from avow.audit.findings import Kind, Offsets, Span, Spans
+from avow.findings import Kind, Offsets, Span, Spans
 from avow.settings import Mode
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from avow.audit.content import Contents, Due, Matched, match
-from avow.audit.findings import Kind
+from avow.audit.content import Due, Matched, match
 from avow.audit.judge import Verdict, verdict
+from avow.findings import Kind
 from avow.guarantee import Guarantee
+from avow.sinks.reading import Contents
 
 PARTITIONS = {0: ("t", 0), 1: ("t", 1)}
 

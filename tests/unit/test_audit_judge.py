@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from avow.audit.compare import Tally
-from avow.audit.findings import Finding, Kind, Span
-from avow.audit.judge import ALL_SEEN, Examined, Known, Reservation, Verdict, examine, miscounted, verdict
+from avow.audit.judge import ALL_SEEN, Examined, Reservation, Verdict, examine, miscounted, verdict
+from avow.findings import Finding, Kind, Span
 from avow.guarantee import Guarantee
 from avow.ledger import Counts, Entry, Fingerprint, LogView
+from avow.sinks.reading import Known
 
 EXACTLY, LEAST, MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 LOG = LogView("t", 0, "id-1", earliest=0, end=100)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.audit.findings import Kind
 from avow.audit.keys import ABSENT, Histories, judge
+from avow.findings import Kind
 from avow.guarantee import Guarantee
 from avow.settings import Mode
 

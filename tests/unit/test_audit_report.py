@@ -14,12 +14,12 @@ from rich.console import Console
 
 from avow.audit import kept
 from avow.audit.compare import Tally
-from avow.audit.findings import Finding, Kind, Span, split_phantoms
 from avow.audit.judge import EXIT_CODES, Verdict
 from avow.audit.report import _ADVICE, Audited, Report, summed_up, unknown
 from avow.cli import main
 from avow.cli.audit import show
 from avow.dashboard.evidence import Evidence
+from avow.findings import Finding, Kind, Span, split_phantoms
 from avow.ledger import Counts
 from avow.plan import load_checked
 from avow.settings import PipelineConfig

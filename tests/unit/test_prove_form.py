@@ -13,9 +13,14 @@ from avow.errors import ConfigError
 from avow.plan import load_checked
 from avow.prove.cells import ENGINES, FAULTS, PLAIN, Cell, matrix
 from avow.prove.form import Numbered, Own, sample, toml
+from avow.prove.scene import witness_of
 from avow.prove.site import Site
-from avow.prove.witnesses import WITNESSES, Witness
-from avow.settings import Delta, Iceberg, Postgres, load
+from avow.prove.witnesses.base import Witness
+from avow.settings import load
+from avow.sinks.delta.config import DeltaConfig
+from avow.sinks.iceberg.config import IcebergConfig
+from avow.sinks.lake.config import LakeConfig
+from avow.sinks.postgres.config import PostgresConfig
 
 ENV = {"DATABASE_URL": "postgresql://me@localhost/scratch"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "payments.toml"
@@ -24,7 +29,7 @@ CELL = next(cell for cell in matrix() if cell.fault.name == "zombie" and cell.gu
 
 def witness(sink: str, folder: Path) -> Witness:
     """As a scene has it; of its site nothing is asked."""
-    return WITNESSES[sink](Site(folder), folder, "p-1", "p_1")
+    return witness_of(sink)(Site(folder), folder, "p-1", "p_1")
 
 
 WITH_A_FILE = [c for c in matrix() if c.fault.name == "zombie" and c.engine not in PLAIN]
@@ -45,7 +50,7 @@ def test_a_users_pipeline_keeps_what_it_does_and_not_where(tmp_path: Path) -> No
     path.write_text(own.text(CELL, "p-1", witness("postgres", tmp_path), "127.0.0.1:1", 500))
     before, after = load_checked(EXAMPLE, ENV), load_checked(path, ENV)
     assert (after.decode, after.transform, after.sink.mode) == (before.decode, before.transform, before.sink.mode)
-    assert isinstance(after.sink, Postgres)
+    assert isinstance(after.sink, PostgresConfig)
     assert (after.name, after.source.topics, str(after.sink.table)) == ("p-1", ("p-1",), "p_1")
     assert own.left_to_audit, "a transform may leave records out"
 
@@ -104,11 +109,13 @@ def test_a_users_lake_becomes_a_folder_of_the_cells(kind: str, tmp_path: Path) -
     file.write_text(f'{text[: text.index("[sink]")]}[sink]\nkind = "{kind}"\n{LAKES[kind]}\n')
     cell = next(c for c in matrix() if c.sink == kind and c.fault.name == "zombie" and c.guarantee == "exactly-once")
     path.write_text(Own(file, load_checked(file, ENV)).text(cell, "p-1", witness(kind, tmp_path), "127.0.0.1:1", 500))
-    made = load_checked(path, ENV).sink
-    assert isinstance(made, Delta | Iceberg)
-    assert made.partition_by == load_checked(file, ENV).sink.partition_by  # type: ignore[union-attr]
-    if isinstance(made, Delta):
+    made, theirs = load_checked(path, ENV).sink, load_checked(file, ENV).sink
+    assert isinstance(made, LakeConfig)
+    assert isinstance(theirs, LakeConfig)
+    assert made.partition_by == theirs.partition_by
+    if isinstance(made, DeltaConfig):
         assert (made.path, made.options) == (str(tmp_path / "lake" / "p_1"), {})
     else:
+        assert isinstance(made, IcebergConfig)
         assert made.table == "lake.p_1"
         assert made.catalog.keys() == {"warehouse"}

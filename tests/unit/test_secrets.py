@@ -18,7 +18,8 @@ from avow.cli import main
 from avow.errors import ConfigError
 from avow.kafka.connect import strike
 from avow.plan import load_checked, plan
-from avow.settings import PipelineConfig, Postgres, Section, load, revealed
+from avow.settings import PipelineConfig, Section, load, revealed
+from avow.sinks.postgres.config import PostgresConfig
 
 NEEDLE = "hunter2"  # in every secret below, and nowhere else
 
@@ -269,7 +270,9 @@ def test_the_secrets_are_there_for_who_needs_them(tmp_path: Path) -> None:
 
 def test_pydantics_own_error_does_not_echo_its_input() -> None:
     with pytest.raises(ValidationError) as refused:
-        Postgres.model_validate({"kind": "postgres", "url": "mysql://me:hunter2@db", "table": 5, "pass": "hunter2"})
+        PostgresConfig.model_validate(
+            {"kind": "postgres", "url": "mysql://me:hunter2@db", "table": 5, "pass": "hunter2"}
+        )
     assert NEEDLE not in str(refused.value)
     assert NEEDLE not in repr(refused.value)
 

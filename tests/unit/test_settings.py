@@ -16,8 +16,9 @@ from avow import settings
 from avow.errors import ConfigError
 from avow.guarantee import Guarantee
 from avow.schema import parse
-from avow.settings import PipelineConfig, Postgres, Table, load, revealed
-from avow.settings.tree import SINK_KINDS
+from avow.settings import PipelineConfig, load, revealed
+from avow.sinks import SINKS
+from avow.sinks.postgres.config import PostgresConfig, Table
 
 ROOT = Path(__file__).parents[2]
 ENV = {"DATABASE_URL": "postgresql://me@db/shop"}
@@ -87,7 +88,7 @@ def test_the_good_file_and_its_defaults(write: Path) -> None:
     assert pipeline.decode.unknown_fields == "reject"
     assert pipeline.tombstones == "dead-letter"
     assert pipeline.transform is None
-    assert isinstance(pipeline.sink, Postgres)
+    assert isinstance(pipeline.sink, PostgresConfig)
     assert pipeline.sink.url.get_secret_value() == ENV["DATABASE_URL"]
     assert pipeline.sink.table == Table("payments")
     assert pipeline.sink.mode == "append"
@@ -165,7 +166,7 @@ def test_durations(write: Path, written: str, meant: timedelta) -> None:
 )
 def test_hostile_but_legal_tables(write: Path, written: str, meant: Table) -> None:
     sink = loaded(write, (TABLE, f"table = {written}")).sink
-    assert isinstance(sink, Postgres)
+    assert isinstance(sink, PostgresConfig)
     assert sink.table == meant
 
 
@@ -248,7 +249,7 @@ BAD: dict[str, tuple[tuple[int, str], str]] = {
     "unknown key": ((GUARANTEE, 'guarantee = "exactly-once"\nengin = "spark"'), "p.toml:3: engin: is not a key, did you mean engine?; known keys: name, guarantee, engine"),
     "unknown section": ((SINK, "[sinks]"), "p.toml:12: sinks: is not a key, did you mean sink?; known keys"),
     "unknown key in a section": ((TOPICS, 'topics = ["payments"]\ntopic = "x"'), "p.toml:7: source.topic: is not a key, did you mean topics?; known keys: brokers, topics"),
-    "unknown nested table": ((SINK, "[sink.options]\nx = 1\n[sink]"), "p.toml:12: sink.options: is not a key; known keys: mode, key"),
+    "unknown nested table": ((SINK, "[sink.options]\nx = 1\n[sink]"), "p.toml:12: sink.options: is not a key; known keys: kind, mode, key"),
     "missing key": ((GUARANTEE, ""), 'p.toml: guarantee: is missing; "at-most-once", "at-least-once", "exactly-once"'),
     "missing key in a section": ((BROKERS, ""), "p.toml:4: source.brokers: is missing; host:port"),
     "batch that is no table": ((GUARANTEE, 'guarantee = "exactly-once"\nbatch = 5'), "p.toml:3: batch: should be a table; a table [batch]"),
@@ -604,7 +605,7 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
         "source": settings.Source,
         "decode": settings.Decode,
         "transform": settings.Transform,
-        "sink": settings.Postgres,
+        "sink": PostgresConfig,
         "dead_letters": settings.DeadLetters,
         "batch": settings.Batch,
     }
@@ -619,5 +620,5 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
 def test_the_reference_names_every_key_and_no_other() -> None:
     text = (ROOT / "docs/PIPELINE.md").read_text()
     rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
-    sinks = {key for kind in SINK_KINDS.values() for key in keys(kind, "sink.")}
+    sinks = {key for kind in SINKS.values() for key in keys(kind.Config, "sink.")}
     assert rows == set(keys(PipelineConfig)) | sinks

@@ -25,11 +25,11 @@ from typing import Literal
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from avow import sinks
 from avow.audit import spark, table
 from avow.audit.compare import Compared, Tally
-from avow.audit.content import CONTENT, Matched, match
-from avow.audit.findings import Finding, Kind, Span, permits, split_phantoms
-from avow.audit.judge import ALL_SEEN, Examined, Known, Reservation, examine, miscounted
+from avow.audit.content import Matched, match
+from avow.audit.judge import ALL_SEEN, Examined, Reservation, examine, miscounted
 from avow.audit.partition import Job, Scope, compare_partition
 from avow.audit.report import Audited, Report, summed_up, unknown
 from avow.audit.topics import compacted
@@ -39,11 +39,13 @@ from avow.engines.causes import trace, translated
 from avow.engines.columns import sink_columns
 from avow.engines.task import Work
 from avow.errors import AvowError, ProtocolViolation, SinkError
+from avow.findings import Finding, Kind, Span, permits, split_phantoms
 from avow.guarantee import Guarantee
 from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import NOTHING, LogView, OffsetRange
-from avow.settings import REST_COLUMN, Kafka, PipelineConfig
+from avow.settings import REST_COLUMN, PipelineConfig
+from avow.sinks.reading import CONTENT, Known, Reading
 
 Tell = Callable[[str], None]
 LOGGER = logging.getLogger("avow.audit")  # traces: silent unless somebody listens
@@ -83,12 +85,7 @@ class _State:
 
 class _Audit:
     def __init__(
-        self,
-        pipeline: PipelineConfig,
-        session: Callable[[], SparkSession],
-        tell: Tell,
-        reading: table.Reading,
-        log: Log,
+        self, pipeline: PipelineConfig, session: Callable[[], SparkSession], tell: Tell, reading: Reading, log: Log
     ) -> None:
         self._pipeline = pipeline
         self._session = session
@@ -256,7 +253,7 @@ class _Audit:
 
     def _miscounts(self, job: Job, partitions: tuple[Audited, ...], state: _State) -> Iterator[Finding]:
         """Where the ledger's counts do not agree, of the partitions of which all can be compared."""
-        loose = bool(self._pipeline.sink.key) or isinstance(self._pipeline.sink, Kafka)
+        loose = bool(self._pipeline.sink.key) or not sinks.plugin_of(self._pipeline).atomic_writes
         if self._pipeline.guarantee is Guarantee.AT_MOST_ONCE and self._reading.lets_go():
             return  # nobody can say what a crash has lost, and what has gone since
         for audited in partitions:

@@ -37,7 +37,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from avow.audit.findings import Finding, Kind, Offsets, Spans
+from avow.findings import Finding, Kind, Offsets, Spans
 from avow.settings import Mode
 
 NONE: Offsets = np.empty(0, np.int64)

@@ -23,24 +23,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.judge import Reservation
-
-CONTENT = "content"  # the column
-
-Numbers = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What is there, in the order in which it stands in its place."""
-
-    content: Numbers
-    place: Numbers  # an output partition
-    late: Mask  # came late by declaration, so that its order says nothing
+from avow.findings import Finding, Kind, Offsets, Spans
+from avow.sinks.reading import Contents, Numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ import numpy as np
 
 from avow import ledger
 from avow.audit.compare import Tally
-from avow.audit.findings import SPANS_MAX, Finding, Kind, Offsets, Span, permits
 from avow.errors import LogTruncated, RetentionLoss, SourceError, TopicRecreated
+from avow.findings import SPANS_MAX, Finding, Kind, Span, permits
 from avow.guarantee import Guarantee
 from avow.ledger import Counts, Entry, LogView
+from avow.sinks.reading import Known
 
 
 class Verdict(StrEnum):
@@ -50,16 +51,6 @@ class Reservation:
 
 
 ALL_SEEN = Reservation()
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the sink's ledger knows of one partition."""
-
-    entry: Entry
-    start: int  # where its first claim began, or will begin
-    claim_starts: Offsets  # of the claims that are kept, ascending
-    claim_untils: Offsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from avow.audit.findings import Kind, Offsets
+from avow.findings import Kind, Offsets
 from avow.guarantee import Guarantee
 from avow.settings import Mode
 

@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 
 from avow.audit import table
 from avow.audit.compare import NO_ROWS, NONE, By, Compared, Comparison
-from avow.audit.findings import Offsets
 from avow.audit.values import Window
 from avow.engines.task import Prepared, Work
+from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
+from avow.sinks.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,7 @@ def compare_partition(
 class _Walk:
     """Walks along both sides, and gives the keys that it sees."""
 
-    def __init__(
-        self, job: Job, scope: Scope, comparison: Comparison, letters: Offsets, reading: table.Reading
-    ) -> None:
+    def __init__(self, job: Job, scope: Scope, comparison: Comparison, letters: Offsets, reading: Reading) -> None:
         self._reading = reading
         self._job = job
         self._scope = scope

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from avow.audit.compare import Tally
-from avow.audit.findings import Finding, Kind, permits
 from avow.audit.judge import ALL_SEEN, Reservation, Verdict, verdict
+from avow.findings import Finding, Kind, permits
 from avow.guarantee import Guarantee
 from avow.ledger import NOTHING, Counts
 from avow.settings import Mode, PipelineConfig

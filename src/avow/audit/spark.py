@@ -29,11 +29,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from avow.audit import keys
 from avow.audit.compare import NONE, Compared
 from avow.audit.content import Due
-from avow.audit.findings import Finding, Kind, Offsets, Spans
 from avow.audit.partition import Job, compare_partition
 from avow.engines import sql
 from avow.engines.spark import begin_task, task_per_range
 from avow.engines.task import Prepared, decoded, numbers
+from avow.findings import Finding, Kind, Offsets, Spans
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from avow.audit.compare import Bags, Rows
-from avow.audit.findings import Kind, Offsets
+from avow.findings import Kind, Offsets
 
 Codes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

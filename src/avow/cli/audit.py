@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from avow.audit.findings import SPANS_MAX, Finding, permits
 from avow.cli import plain, verbose_option
 from avow.errors import ConfigError
+from avow.findings import SPANS_MAX, Finding, permits
 from avow.plan import load_checked
 
 if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for

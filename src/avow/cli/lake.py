@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from avow import sinks
 from avow.errors import ConfigError
 from avow.plan import load_checked
-from avow.settings import Lake, PipelineConfig
+from avow.settings import PipelineConfig
+from avow.sinks.lake.config import LakeConfig
+from avow.sinks.lake.plugin import lake_tables
 
 
 @click.group()
@@ -19,9 +20,9 @@ def lake() -> None:
     """Keep a Delta or Iceberg table in order."""
 
 
-def _pipeline(file: Path) -> tuple[PipelineConfig, Lake]:
+def _pipeline(file: Path) -> tuple[PipelineConfig, LakeConfig]:
     pipeline = load_checked(file)
-    if not isinstance(pipeline.sink, Lake):
+    if not isinstance(pipeline.sink, LakeConfig):
         raise ConfigError(
             f"sink.kind = {pipeline.sink.kind!r} is not a lake", advice="Name a pipeline into delta or iceberg."
         )
@@ -41,7 +42,7 @@ def clean(file: Path, remove: bool, as_json: bool) -> None:
     from avow.sinks.lake.upkeep import orphans
 
     pipeline, _ = _pipeline(file)
-    found = list(orphans(sinks.lake_tables(pipeline), pipeline.name))
+    found = list(orphans(lake_tables(pipeline), pipeline.name))
     for one in found if remove else ():
         one.remove()
     if as_json:
@@ -62,7 +63,7 @@ def compact(file: Path, as_json: bool) -> None:
     from avow.sinks.lake.upkeep import compact as compact_table
 
     pipeline, sink = _pipeline(file)
-    rows, _ = sinks.lake_tables(pipeline)
+    rows, _ = lake_tables(pipeline)
     if not rows.load():
         raise ConfigError(f"table {rows.shown} is not there", advice="Run the pipeline first.")
     done = compact_table(rows, pipeline.name, sink.file_mb << 20)

@@ -19,6 +19,7 @@ from avow.settings import PipelineConfig, revealed
 from avow.sinks.base import DeadLetter
 from avow.sinks.kafka import letters
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, as_ours
+from avow.sinks.kafka.config import dead_letter_topic
 
 PATIENCE_S = 60.0
 DETAIL_MAX = 2_000  # letters
@@ -54,7 +55,7 @@ class LetterBox:
     """The dead-letter topic of one group."""
 
     def __init__(self, pipeline: PipelineConfig, log: Log) -> None:
-        self.topic = pipeline.dead_letter_topic
+        self.topic = dead_letter_topic(pipeline)
         given = revealed(pipeline.source.kafka)
         own = {"enable.idempotence": True, "acks": "all", "message.max.bytes": MESSAGE_BYTES_MAX, "linger.ms": 0}
         self._producer = made(client.Producer, settings_of(pipeline.source) | own, given)

@@ -34,9 +34,10 @@ from avow.engines.progress import Observer
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, SourceError, first_line
 from avow.kafka.log import TopicPartition, fingerprint
 from avow.ledger import Counts, Entry, OffsetRange
-from avow.settings import PipelineConfig, Postgres
+from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Move
 from avow.sinks.postgres import session, store
+from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.task import headers_json
 
 TELL_EVERY_S = 1.0
@@ -178,7 +179,7 @@ class LedgerKeeping:
         stop: threading.Event,
         event: Callable[[str], None],
     ) -> None:
-        assert isinstance(pipeline.sink, Postgres)
+        assert isinstance(pipeline.sink, PostgresConfig)
         self._pipeline = pipeline
         self._url = pipeline.sink.url.get_secret_value()
         self._known = known

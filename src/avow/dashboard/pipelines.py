@@ -27,7 +27,6 @@ from avow.dashboard.watch import Watched, Where
 from avow.errors import AvowError, ConfigError
 from avow.plan import Hop, plan
 from avow.settings import PipelineConfig
-from avow.sinks import SINKS
 from avow.sinks.base import Claim, Glimpse, Selection
 
 NAME = r"^[A-Za-z0-9._-]{1,200}$"
@@ -98,7 +97,7 @@ def row(house: House, one: Watched) -> PipelineRow:
         guarantee=str(pipeline.guarantee) if pipeline else "",
         engine=pipeline.engine if pipeline else "",
         topics=_topics(pipeline) if pipeline else "",
-        sink=SINKS[pipeline.sink.kind].title if pipeline else "",
+        sink=sinks.plugin_of(pipeline).title if pipeline else "",
         target=pipeline.sink.target if pipeline else "",
         mode=pipeline.sink.mode if pipeline else "",
         seen_at=sample.at if sample else None,

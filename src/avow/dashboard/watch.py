@@ -24,7 +24,7 @@ from avow.kafka import groups
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import NOTHING, Counts, Entry
 from avow.plan import load_checked
-from avow.settings import Kafka, PipelineConfig, Source
+from avow.settings import PipelineConfig, Source
 from avow.sinks.base import Claim
 
 EVERY_S = 3.0
@@ -209,7 +209,7 @@ class Watch:
             one = old or Watched(file, name)
             one.name, one.pipeline, one.problem = name, pipeline, problem
             one.reads = frozenset(pipeline.source.topics) if pipeline else frozenset()
-            one.writes = _writes(pipeline) if pipeline else frozenset()
+            one.writes = sinks.plugin_of(pipeline).topics_written(pipeline) if pipeline else frozenset()
             found[file] = one
         with self._lock:
             self._known = found
@@ -349,12 +349,3 @@ def _looks_like_one(file: Path) -> bool:
     except (OSError, ValueError):
         return False
     return {"name", "guarantee", "source"} <= found.keys()
-
-
-def _writes(pipeline: PipelineConfig) -> frozenset[str]:
-    if not isinstance(pipeline.sink, Kafka):
-        return frozenset()
-    named = {pipeline.dead_letter_topic}
-    if not pipeline.sink.routed_by and pipeline.sink.topic:
-        named.add(pipeline.sink.topic)
-    return frozenset(named)

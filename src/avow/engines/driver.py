@@ -77,7 +77,7 @@ STOPS: dict[str, type[AvowError]] = {
 
 
 # What the tasks of a batch staged, where the commit is the driver's; and what became of each range, if that is known.
-Executed = tuple[Sequence[bytes], Mapping[TopicPartition, Counts] | None]
+Executed = tuple[Sequence[object], Mapping[TopicPartition, Counts] | None]
 
 
 class Attempt(Protocol):
@@ -156,7 +156,7 @@ def remark_new_ledger(
 ) -> None:
     """Where the sink has no position of this pipeline and its consumer group has: it has written elsewhere before. A
     lake's ledger is in its table, so another table cannot tell; a start over on purpose looks the same, and goes on."""
-    if sinks.SINKS[pipeline.sink.kind].ledger_in_group or store.look():
+    if sinks.plugin_of(pipeline).ledger_in_group or store.look():
         return
     with suppress(AvowError):  # the offsets of the group are a hint: no start fails for it
         found = {where: offset for where, offset in log.told(known).items() if offset}
@@ -309,12 +309,12 @@ class Driver:
         return gone
 
     def keep(self) -> None:
-        """To be called often, also when nothing comes: about hourly the ledger is read. In a sink where positions are
-        forgotten that do not change, that writes them anew."""
+        """To be called often, also when nothing comes: about hourly, positions that the sink would forget, because they
+        do not change, are written anew."""
         if time.monotonic() - self._kept_at >= KEEP_EVERY_S:
             self._kept_at = time.monotonic()
             with suppress(SinkError):  # there is time for many more tries
-                self.store.entries()
+                self.store.keepalive()
 
     # Batches
 
@@ -341,10 +341,10 @@ class Driver:
     def _work(self, part: Part) -> Work:
         ranges = part.ranges
         topic_ids = {where.topic: self._topic_ids[where.topic] for where in ranges}
-        return Work(self._pipeline, self.run, self._batch, ranges, self.store.brief(), topic_ids, part.set_aside)
+        return Work(self._pipeline, self.run, self._batch, ranges, self.store.task_context(), topic_ids, part.set_aside)
 
     def _finish(
-        self, work: Work, staged: Sequence[bytes], counts: Mapping[TopicPartition, Counts] | None, started: float
+        self, work: Work, staged: Sequence[object], counts: Mapping[TopicPartition, Counts] | None, started: float
     ) -> None:
         """``counts``: what became of each range, where no attempt can have done it whose report is lost."""
         if staged:
@@ -439,7 +439,7 @@ class _Teller:
 
     def __init__(self, pipeline: PipelineConfig) -> None:
         self._pipeline = pipeline
-        self._tells = not sinks.SINKS[pipeline.sink.kind].ledger_in_group
+        self._tells = not sinks.plugin_of(pipeline).ledger_in_group
         self._log: Log | None = None
         self._thread = ThreadPoolExecutor(1, "teller")
         self._telling: Future[_Ends | None] | None = None

@@ -15,6 +15,7 @@ batches), ``planner`` (which ranges are next), ``task`` (what a task does).
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 import threading
 import time
@@ -191,7 +192,7 @@ class _Attempt:
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
             done.add(TopicPartition(report.topic, report.partition))
-            staged += [bytes(report.staged)] if report.staged is not None else []
+            staged += [pickle.loads(report.staged)] if report.staged is not None else []
         if done != work.ranges.keys():
             raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, work.ranges))}")
         return staged, None
@@ -260,7 +261,7 @@ def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.Recor
         sink = sinks.task_sink(work.pipeline, work.run, work.brief)
         report = deliver(prepare, work.ranges[where], work, sink)
         told = [pa.nulls(1, pa.string())] * 3
-        told.append(pa.nulls(1, pa.binary()) if report.staged is None else binaries(report.staged))
+        told.append(pa.nulls(1, pa.binary()) if report.staged is None else binaries(pickle.dumps(report.staged)))
     except tuple(STOPS.values()) as stop:
         told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice), pa.nulls(1, pa.binary())]
     return pa.RecordBatch.from_arrays([*columns, *told], schema=_REPORT)

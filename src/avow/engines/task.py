@@ -32,7 +32,7 @@ from avow.kafka.log import Log, TopicPartition, fingerprint
 from avow.kafka.reader import COLUMNS
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import PipelineConfig
-from avow.sinks import SINKS
+from avow.sinks import plugin_of
 from avow.sinks.base import CommittingSink, DeadLetter, Move, Refusal, Rows, StagingSink, TaskSink, Writer
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
@@ -62,7 +62,7 @@ class Work:
     run: int
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
-    brief: bytes = b""  # what the sink's driver side tells its task side
+    brief: object = None  # the ``task_context`` of the sink's driver side
     topic_ids: Mapping[str, str] = field(default_factory=dict)  # that the ledger knows, of the ranges' topics
     set_aside: str = ""  # why the records are to be dead letters as they are, without being decoded
 
@@ -74,7 +74,7 @@ class Report:
     done: OffsetRange  # empty for a replay
     counts: Counts
     seconds: float
-    staged: bytes | None = None  # for the driver's commit, where the acts are the driver's
+    staged: object = None  # the sink's ``task_output``, for the driver's commit, where the acts are the driver's
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink
     started = time.monotonic()
     if isinstance(sink, StagingSink):
         outcome = _write(prepare(planned), planned, work, sink)
-        staged = sink.staged(planned, outcome.counts, outcome.last)
+        staged = sink.task_output(planned, outcome.counts, outcome.last)
         return Report(planned, outcome.counts, time.monotonic() - started, staged)
     acting = sink
 
@@ -174,7 +174,7 @@ def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: PipelineCon
 
 def can_join(pipeline: PipelineConfig) -> bool:
     """Whether ``deliver_joined`` can be used: rows are appended as they were decoded, by acts that span partitions."""
-    return SINKS[pipeline.sink.kind].spanning and pipeline.sink.mode == "append" and pipeline.transform is None
+    return plugin_of(pipeline).spans_partitions and pipeline.sink.mode == "append" and pipeline.transform is None
 
 
 def deliver_joined(
@@ -283,7 +283,7 @@ def of_these_topics(read: Reading, work: Work, log: Log) -> Reading:
     return reading
 
 
-def commit_staged(parts: Sequence[bytes], work: Work, sink: CommittingSink) -> None:
+def commit_staged(parts: Sequence[object], work: Work, sink: CommittingSink) -> None:
     """In the driver: the acts of one batch, in the guarantee's order, over what its tasks have staged."""
     failpoint("staged", work.batch)
     steps = order(work.pipeline.guarantee.steps)
@@ -354,7 +354,7 @@ class _Joined:
                 check_batch(batch, one, one.start)
         self._whole = pa.concat_batches(batches)
         pipeline = work.pipeline
-        self._found = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres").decode(self._whole)
+        self._found = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul).decode(self._whole)
         self._letters = {d.index: _letter(self._whole, d.index, d.reason, d.detail) for d in self._found.dead}
         self._outcomes({}, judged=True)
 
@@ -392,7 +392,7 @@ class _Joined:
 
 def decode_batch(batch: pa.RecordBatch, pipeline: PipelineConfig) -> Prepared:
     """Decode a single batch."""
-    decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
+    decode = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul)
     return _decode(batch, decode, python_transform(pipeline), pipeline)
 
 
@@ -409,7 +409,7 @@ def decoded(read: Reading, pipeline: PipelineConfig, *, ahead: bool = True, hope
             yield from ready
 
     def each(todo: OffsetRange) -> Iterator[Prepared]:
-        decode = decoder(pipeline, refuse_nul=pipeline.sink.kind == "postgres")
+        decode = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul)
         # Looked up here, inside the act: a module that this executor lacks is then told by name, and not tried again.
         change = python_transform(pipeline)
         position = todo.start

@@ -35,7 +35,7 @@ class Engine:
 
     def plays(self, sink: str, mode: str, whole: str) -> bool:
         if self.plain:
-            return (sink, mode) == ("postgres", "append")
+            return "postgres-server" in SINKS[sink].faults and mode == "append"
         return mode in (self.modes or {mode}) | {whole}
 
 
@@ -99,11 +99,11 @@ class Fault:
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
     # That it can hurt, or where it says something that it does not say elsewhere.
     engines: tuple[str, ...] = HERE + SHARING
-    only: frozenset[str] = frozenset()  # the sinks that it concerns; empty: every one
+    only: str = ""  # it concerns sinks that have this among their ``faults``; empty: every one
     words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
     by_ledger: bool = False  # nobody else would notice
     append_only: bool = False  # unless another mode is asked for as a whole
-    unseen_in: frozenset[str] = frozenset()  # the sinks where what it ``shows`` cannot come of it
+    in_task: bool = False  # what it ``shows`` comes of a task's acts, and cannot where the acts are the driver's
 
     @property
     def stop_name(self) -> str:
@@ -123,19 +123,18 @@ def _before(number: int, name: str, title: str, **more: object) -> Fault:
     return _fault(number, name, title, append_only=True, **more)
 
 
-# A lake's table has one commit for all tasks: they write files that nobody sees yet, and the acts are the driver's.
-LAKES = frozenset({"delta", "iceberg"})
-_POSTGRES, _KAFKA = frozenset({"postgres"}), frozenset({"kafka"})
+# Which of a sink's parts a fault hurts, as plugins name them.
+_POSTGRES, _KAFKA, _COMMIT, _FILES = "postgres-server", "kafka-transactions", "batch-commit", "lake-files"
 _IN_ONE_ACT = frozenset({EXACTLY})  # the others write outside of any transaction
 _FAULTS = (
     _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=ALL),
     _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=ALL),
-    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=ALL, unseen_in=LAKES),
-    _fault(3, "killed-before-commit", "kill -9 between the files and their commit", only=LAKES),
+    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=ALL, in_task=True),
+    _fault(3, "killed-before-commit", "kill -9 between the files and their commit", only=_COMMIT),
     _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=ALL),
     _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes", engines=ALL),
     _fault(5, "two-drivers", "two drivers at once"),
-    _fault(5, "three-drivers", "three drivers at once, one of them kill -9", only=LAKES),
+    _fault(5, "three-drivers", "three drivers at once, one of them kill -9", only=_COMMIT),
     _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True, engines=HERE),
     _fault(6, "jvm-killed", "Spark's JVM kill -9", engines=HERE),
     _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=THERE),
@@ -164,9 +163,9 @@ _FAULTS = (
     _fault(
         16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=ALL, only=_POSTGRES
     ),
-    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", LEAST, only=LAKES),
+    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", LEAST, only=_COMMIT),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
-    _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=LAKES),
+    _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=_FILES),
     _before(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
     _before(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
     _before(
@@ -253,7 +252,7 @@ class Cell:
 
     fault: Fault
     guarantee: Guarantee
-    sink: str = "postgres"
+    sink: str = next(iter(SINKS))
     mode: str = "append"
     engine: str = "spark"
 
@@ -279,7 +278,7 @@ class Cell:
     @property
     def must_show(self) -> Anomaly | None:
         """The permitted anomaly that has to appear here. A table with a key cannot hold a record twice."""
-        if self.guarantee not in self.fault.shows or self.sink in self.fault.unseen_in:
+        if self.guarantee not in self.fault.shows or unseen(self.fault, self.sink):
             return None
         (anomaly,) = self.guarantee.permits
         return None if anomaly is Anomaly.DUPLICATED and self.mode != "append" else anomaly
@@ -311,7 +310,12 @@ def matrix(whole: str = "append") -> Iterator[Cell]:
 
 
 def concerns(fault: Fault, sink: str) -> bool:
-    return not fault.only or sink in fault.only
+    return not fault.only or fault.only in SINKS[sink].faults
+
+
+def unseen(fault: Fault, sink: str) -> bool:
+    """Whether what the fault ``shows`` cannot come of it in this sink."""
+    return fault.in_task and SINKS[sink].commits_per_batch
 
 
 def quick(

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from avow import sinks
 from avow.errors import ConfigError
 from avow.prove import check
 from avow.prove.cells import ENGINES, Cell
 from avow.prove.check import Row, Sent, checksum
-from avow.prove.witnesses import Witness
+from avow.prove.witnesses.base import Witness
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
-from avow.settings import Kafka, PipelineConfig
+from avow.settings import PipelineConfig
 
 
 class Form(ABC):
@@ -93,11 +94,7 @@ class Own(Form):
                 "the transform decides how many rows a record gives; lost and duplicated are the audit's"
             )
         self._refuse_keys()
-        if isinstance(pipeline.sink, Kafka) and (pipeline.sink.routed_by or not pipeline.sink.origin):
-            raise ConfigError(
-                "sink.topic, sink.origin: a proof reads one output topic, and knows records by their origin",
-                advice="Prove the pipeline with one topic and sink.origin = true.",
-            )
+        sinks.plugin_of(pipeline).check_provable(pipeline)
 
     def _refuse_keys(self) -> None:
         """A key must be one that records can be given on purpose."""

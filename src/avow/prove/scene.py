@@ -17,6 +17,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
+from avow import plugins
 from avow.engines.session import JAVA_SHORT
 from avow.errors import LocalError
 from avow.guarantee import Guarantee
@@ -28,8 +29,10 @@ from avow.prove.driver import Driver
 from avow.prove.follower import Follower
 from avow.prove.form import Form
 from avow.prove.site import Site
-from avow.prove.witnesses import WITNESSES, GroupWitness
+from avow.prove.witnesses.base import Witness
+from avow.prove.witnesses.postgres import GroupWitness
 from avow.prove.workload import Workload
+from avow.sinks import SINKS
 
 POLL_S = 0.25
 
@@ -38,6 +41,12 @@ def quick_java() -> dict[str, str]:
     """A driver that lives for seconds should start in seconds: what ``avow run --once`` does by itself."""
     archive = spark.archive()
     return {"driver.extraJavaOptions": f"{JAVA_SHORT} -XX:SharedArchiveFile={archive}" if archive else JAVA_SHORT}
+
+
+def witness_of(sink: str) -> type[Witness]:
+    """Who reads a sink of this kind back."""
+    found: type[Witness] = plugins.load(SINKS[sink].witness, f"the witness of {sink!r}")
+    return found
 
 
 class Interrupted(Exception):
@@ -51,7 +60,7 @@ class Scene:
         self.form, self.site, self.folder, self.name = form, site, folder, name
         self.topic = name
         self._seed = seed  # decides what the faults leave open
-        make = WITNESSES[cell.sink] if cell.audited else GroupWitness
+        make = witness_of(cell.sink) if cell.audited else GroupWitness
         self.witness = make(site, folder, name, name.replace("-", "_"))
         self.temporary = folder / "tmp"  # of the driver
         self.temporary.mkdir(parents=True)
@@ -61,7 +70,8 @@ class Scene:
         self.all_held = True  # so far
         self.enter(cell, note)
         self._env: dict[str, str] = {}  # the newest driver's
-        self.follower = Follower(site.bootstrap, self.witness.table) if cell.sink == "kafka" else None
+        topic = self.witness.output_topic
+        self.follower = Follower(site.bootstrap, topic) if topic else None
 
     def enter(self, cell: Cell, note: Callable[[str], None]) -> None:
         """The next cell begins."""

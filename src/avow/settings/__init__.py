@@ -11,57 +11,44 @@ Secrets. A value that came from the environment, the sink's URL, and every clien
 written (``${env:NAME}``) by their ``Section``; a ``Problem`` quotes the value at its own key and no other;
 and a quote of a value from the environment is dropped when the problem is reported.
 
-Owns: the keys, their types and their checks. Must not know: Kafka, Spark, any sink's protocol, or what a sink
-offers. Its neighbours are ``schema`` (``decode.schema``) and ``plan`` (which adds the sinks' offers).
+Owns: the keys, their types and their checks. Must not know: Kafka, Spark, any sink by name, or what a sink offers. Its
+neighbours are ``schema`` (``decode.schema``), ``plugins`` (which finds the class that reads ``[sink]``) and ``plan``
+(which adds the sinks' offers).
 """
 
 from avow.settings.read import cluster, declared, load
 from avow.settings.tree import (
     REST_COLUMN,
-    AnySink,
     Batch,
     ClientSettings,
     DeadLetters,
     Decode,
-    Delta,
-    Iceberg,
-    Kafka,
-    Lake,
     Mode,
     PipelineConfig,
-    Postgres,
     Section,
-    Sink,
+    SinkConfig,
     Source,
+    TopicName,
     Transform,
     revealed,
 )
-from avow.settings.values import SCHEMES, STORE_OPTIONS, Offsets, PartitionBy, Problem, Start, Table
+from avow.settings.values import Offsets, Problem, Start
 
 __all__ = [
     "REST_COLUMN",
-    "SCHEMES",
-    "STORE_OPTIONS",
-    "AnySink",
     "Batch",
     "ClientSettings",
     "DeadLetters",
     "Decode",
-    "Delta",
-    "Iceberg",
-    "Kafka",
-    "Lake",
     "Mode",
     "Offsets",
-    "PartitionBy",
     "PipelineConfig",
-    "Postgres",
     "Problem",
     "Section",
-    "Sink",
+    "SinkConfig",
     "Source",
     "Start",
-    "Table",
+    "TopicName",
     "Transform",
     "cluster",
     "declared",

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from avow.errors import ConfigError
 from avow.settings import values
-from avow.settings.tree import SINK_KINDS, PipelineConfig, Section, Source
+from avow.settings.tree import InSinkSection, PipelineConfig, Section, Source
 from avow.settings.values import FromEnv, Key, Problem, Refused
 
 
@@ -140,28 +140,24 @@ def _is_unicode(text: str) -> bool:
     return not any(unicodedata.category(character) == "Cs" for character in text)
 
 
-def _problems(error: ValidationError) -> Iterator[Problem]:
+def _problems(error: ValidationError, section: type[Section] = PipelineConfig, at: Key = ()) -> Iterator[Problem]:
+    """``section``: what pydantic read, which stands at ``at`` in the file."""
     for found in error.errors(include_url=False):
-        section: type[Section] = PipelineConfig
-        key = found["loc"]
-        if key[:1] == ("sink",) and len(key) > 1 and key[1] in SINK_KINDS:
-            # The kind stands in the place of an error, and not in the file.
-            section, key = SINK_KINDS[str(key[1])], (key[0], *key[2:])
+        key = at + found["loc"]
         cause = found.get("ctx", {}).get("error")
         if isinstance(cause, Refused):
             for problem in cause.problems:
                 yield replace(problem, key=key + problem.key)
+        elif isinstance(cause, InSinkSection):
+            yield from _problems(cause.error, cause.config, key)
         else:
-            yield _pydantic_problem(key, section, found["type"], found)
+            yield _pydantic_problem(key, _section_at(found["loc"][:-1], section), found["type"], found)
 
 
 def _pydantic_problem(key: Key, section: type[Section], kind: str, found: Any) -> Problem:
-    """Pydantic's own findings in our words. Its messages do not quote the input; we quote a wrong word.
-
-    ``section``: where the key is looked up, the file itself or one kind of sink.
-    """
-    fields = _section_at(key[:-1], section).model_fields
-    known = {field.alias or name: field for name, field in fields.items()}
+    """Pydantic's own findings in our words. Its messages do not quote the input; we quote a wrong word. ``section`` has
+    the key."""
+    known = {field.alias or name: field for name, field in section.model_fields.items()}
     name = str(key[-1])
     if kind == "extra_forbidden":
         return Problem(key, f"is not a key{_did_you_mean(name, known)}", f"known keys: {', '.join(known)}")
@@ -178,7 +174,7 @@ def _pydantic_problem(key: Key, section: type[Section], kind: str, found: Any) -
 
 def _section_at(key: Key, section: type[Section]) -> type[Section]:
     """The section that a key names; for an item of a list, the section that holds the list."""
-    for part in key if section is PipelineConfig else key[1:]:
+    for part in key:
         field = section.model_fields.get(str(part))
         inner = [] if field is None else [field.annotation, *get_args(field.annotation)]
         section = next((t for t in inner if isinstance(t, type) and issubclass(t, Section)), section)

@@ -1,19 +1,17 @@
 """The sections of the pipeline file as frozen pydantic models, and the checks that span them.
 
-A new kind of sink is one subclass of ``Sink`` and a member of ``AnySink``; what it offers is registered in
-``avow.sinks``.
+``[sink]`` is read by the class that the sink's plugin brings, a subclass of ``SinkConfig``.
 
-Owns: the keys, their types and defaults. Must not know: TOML, files, what a sink offers. Its neighbours are
-``values`` (the rules of one value) and ``read`` (which fills the tree from a file).
+Owns: the keys, their types and defaults. Must not know: TOML, files, any sink by name, what a sink offers. Its
+neighbours are ``values`` (the rules of one value), ``read`` (which fills the tree from a file) and ``plugins``.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -27,18 +25,20 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     SecretStr,
+    SerializeAsAny,
     SerializerFunctionWrapHandler,
-    StrictBool,
     StrictFloat,
     StrictInt,
+    ValidationError,
     model_serializer,
     model_validator,
 )
 
+from avow import plugins
 from avow import schema as ddl
 from avow.guarantee import Guarantee
 from avow.settings import values
-from avow.settings.values import FromEnv, PartitionBy, Problem, Start, Table, raise_if_any, refuse
+from avow.settings.values import FromEnv, Problem, Start, raise_if_any, refuse
 
 
 class Section(BaseModel):
@@ -187,17 +187,34 @@ class Transform(Section):
 Mode = Literal["append", "dedupe", "upsert"]
 
 
-class Sink(Section):
-    """[sink], as far as every kind has it."""
+class SinkConfig(Section):
+    """[sink], as far as every kind has it. A plugin's own is a subclass with its ``kind`` and its other keys."""
 
     # What the sink's own names can be. A kind that cuts names says where; one that reserves some, which.
     name_bytes_max: ClassVar[int | None] = None
     reserved_columns: ClassVar[frozenset[str]] = frozenset()
     columns_max: ClassVar[int | None] = None
 
+    # What is assumed of a pipeline that does not say it.
+    default_interval: ClassVar[timedelta] = timedelta(0)  # of batches on the consumer engine
+    default_tombstones: ClassVar[Literal["dead-letter", "skip", "keep"]] = "dead-letter"
+
+    # Rows bring the record's key, headers and value (behind a transform: whether it was null) in columns of their own.
+    carries_record: ClassVar[bool] = False
+
+    kind: str = Field(description="the name of a sink")
     mode: Mode = Field("append", description='"append", "dedupe" or "upsert"')
     key: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), description="a list of columns")
     lineage_prefix: str = Field("_kafka_", description="text before topic, partition, offset and timestamp")
+
+    @property
+    def target(self) -> str:
+        """Where rows go, as it is shown to people: "table payments"."""
+        raise NotImplementedError
+
+    def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:  # noqa: ARG002
+        """What is wrong with this sink in this pipeline, where that needs more than its own section."""
+        return iter(())
 
     @property
     def lineage(self) -> tuple[str, str, str, str]:
@@ -232,170 +249,29 @@ class Sink(Section):
         return ""
 
 
-def _or_none(value: object) -> str | None:
-    return None if value is None else str(value)
+class InSinkSection(ValueError):
+    """What pydantic found wrong in a sink's own section, and the class that has its keys."""
+
+    def __init__(self, config: type[SinkConfig], error: ValidationError) -> None:
+        super().__init__(str(error))
+        self.config, self.error = config, error
 
 
-class Postgres(Sink):
-    """[sink] with kind = "postgres"."""
-
-    name_bytes_max: ClassVar[int | None] = 63
-    reserved_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-    columns_max: ClassVar[int | None] = 1_600
-
-    kind: Literal["postgres"] = Field(description='"postgres"')
-    url: Annotated[SecretStr, AfterValidator(values.postgres_url)] = Field(
-        description="postgresql://user@host:port/database"
-    )
-    table: Annotated[Table, PlainValidator(values.table), PlainSerializer(str)] = Field(
-        description='"table", "schema.table" or ["schema", "table"]'
-    )
-
-    @property
-    def target(self) -> str:
-        """Where rows go, as it is shown to people."""
-        return f"table {self.shown('table')}"
-
-    @model_validator(mode="after")
-    def _check_table(self) -> Self:
-        for name in filter(None, (self.table.schema, self.table.name)):
-            if wrong := self.name_problem(name):
-                refuse(f"{name!r} {wrong}", "names of at most 63 bytes, without control characters", "table")
-        if self.table.schema in ("avow", "information_schema") or (self.table.schema or "").startswith("pg_"):
-            refuse(f"the schema {self.table.schema!r} is not yours to use", "any other schema", "table")
-        return self
-
-
-class Lake(Sink):
-    """[sink], as far as Delta Lake and Iceberg have it in common."""
-
-    reserved_columns: ClassVar[frozenset[str]] = frozenset({"__avow_deleted"})
-
-    partition_by: Annotated[PartitionBy | None, PlainValidator(values.partition_by), PlainSerializer(_or_none)] = Field(
-        None, description='"column" or "day(column)"'
-    )
-    file_mb: StrictInt = Field(128, ge=1, le=4_096, description="a number from 1 to 4,096")
-    evolve: Literal["refuse", "add"] = Field("refuse", description='"refuse" or "add"')
-
-    def partition_problem(self, fields: Iterable[ddl.Field]) -> tuple[str, str] | None:
-        """What keeps rows of these fields and the lineage from being put so, and what is allowed; None if nothing."""
-        by, times = self.partition_by, (ddl.Scalar.TIMESTAMP, ddl.Scalar.TIMESTAMP_NTZ)
-        if by is None:
-            return None
-        lineage = (ddl.Scalar.STRING, ddl.Scalar.INT, ddl.Scalar.LONG, ddl.Scalar.TIMESTAMP)
-        types = {field.name: field.type for field in fields} | dict(zip(self.lineage, lineage, strict=True))
-        type_ = types.get(by.column)
-        if type_ is None:
-            return f"{by.column!r} is not a column", "a column of the rows, in the same case"
-        if by.day and type_ not in times:
-            return f"{by.column!r} is no timestamp", "day() of a timestamp, or a column as it is"
-        if by.day and f"{by.column}_day".lower() in {name.lower() for name in types}:
-            return f"{by.column}_day is the name of the day, and there is a column of that name", "another name for it"
-        if not by.day and type_ in (*times, ddl.Scalar.FLOAT, ddl.Scalar.DOUBLE, ddl.Scalar.BINARY):
-            return f"{by.column!r} has too many values", "a column of few values, or day() of a timestamp"
-        if not isinstance(type_, ddl.Scalar | ddl.Decimal):
-            return f"{by.column!r} is nested", "a plain column"
-        return None
-
-    @classmethod
-    def name_problem(cls, name: str) -> str:
-        # Readers that know a column by its name in the files cannot take these.
-        found = sorted(set(name) & set(" ,;{}()=."))
-        return super().name_problem(name) or (f"holds {found[0]!r}, which a lake's files cannot" if found else "")
-
-
-class Delta(Lake):
-    """[sink] with kind = "delta"."""
-
-    kind: Literal["delta"] = Field(description='"delta"')
-    path: Annotated[str, AfterValidator(values.lake_path)] = Field(description="a folder, or s3://bucket/folder")
-    options: Annotated[ClientSettings, BeforeValidator(values.store_settings)] = Field(
-        {}, description="a table of the store's settings"
-    )
-
-    @property
-    def target(self) -> str:
-        return f"table {self.shown('path')}"
-
-
-class Iceberg(Lake):
-    """[sink] with kind = "iceberg"."""
-
-    reserved_columns: ClassVar[frozenset[str]] = frozenset(
-        {"__avow_deleted", "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
-    )
-
-    kind: Literal["iceberg"] = Field(description='"iceberg"')
-    table: Annotated[
-        str, values.matching(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", "is not a table's name", '"namespace.table"')
-    ] = Field(description='"namespace.table"')
-    catalog: Annotated[ClientSettings, BeforeValidator(values.catalog_settings)] = Field(
-        description='a table of pyiceberg\'s catalog settings; { warehouse = "folder" } is a local one'
-    )
-
-    @property
-    def target(self) -> str:
-        return f"table {self.shown('table')}"
-
-
-class Kafka(Sink):
-    """[sink] with kind = "kafka"."""
-
-    kind: Literal["kafka"] = Field(description='"kafka"')
-    topic: Annotated[str, AfterValidator(values.topic_template)] = Field(
-        description="a topic's name, or a template of columns such as orders-{region}"
-    )
-    routes: tuple[TopicName, ...] = Field((), description="the topics that a template may name")
-    brokers: Annotated[str, AfterValidator(values.brokers)] | None = Field(
-        None, description="host:port of another cluster; without it, the source's"
-    )
-    key_column: str | None = Field(None, description="a column of text or bytes")
-    value_column: str | None = Field(None, description="a column of text or bytes")
-    headers: Literal["keep", "drop"] = Field("keep", description='"keep" or "drop"')
-    timestamps: Literal["keep", "now"] = Field("keep", description='"keep" or "now"')
-    origin: StrictBool = Field(True, description="true or false")
-    dead_letter_topic: TopicName | None = Field(None, description="a topic's name")
-    kafka: Annotated[ClientSettings, BeforeValidator(values.producer_settings)] = Field(
-        {}, description="a table of Kafka producer settings"
-    )
-
-    @property
-    def target(self) -> str:
-        return f"topic {self.shown('topic')}"
-
-    @property
-    def routed_by(self) -> tuple[str, ...]:
-        """The columns that name the output topic."""
-        return tuple(name for _, name, _, _ in Formatter().parse(self.topic) if name is not None)
-
-    @model_validator(mode="after")
-    def _check_route(self) -> Self:
-        columns = [name for name in self.routed_by if name != self.lineage[0]]
-        if columns and not self.routes:
-            refuse(
-                f"is missing: the topic depends on {', '.join(columns)}",
-                "every topic that records may go to; what names another is a dead letter",
-                "routes",
-            )
-        if self.routes and not columns:
-            refuse("is for a topic that depends on columns", "routes only with a template in sink.topic", "routes")
-        return self
-
-
-# Pydantic puts the kind into the place of an error; ``read`` takes it out again.
-AnySink = Annotated[Postgres | Delta | Iceberg | Kafka, Field(discriminator="kind")]
-SINK_KINDS: Mapping[str, type[Sink]] = {"postgres": Postgres, "delta": Delta, "iceberg": Iceberg, "kafka": Kafka}
-
-
-def _known_kind(value: Any) -> Any:
-    """Judge the kind first: the keys of an unknown kind cannot be judged at all."""
+def _sink(value: Any) -> SinkConfig:
+    """The sink's section, read by the plugin that its kind names: the keys of an unknown kind cannot be judged."""
+    if isinstance(value, SinkConfig):
+        return value
     if not isinstance(value, dict):
         refuse("should be a table", "a table [sink]")
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in SINK_KINDS:
+    if not isinstance(kind, str) or kind not in plugins.SINKS:
         wrong = f"{kind!r} is not known" if "kind" in value else "is missing"
-        refuse(wrong, f"known kinds: {', '.join(SINK_KINDS)}", "kind")
-    return value
+        refuse(wrong, f"known kinds: {', '.join(plugins.SINKS)}", "kind")
+    config: type[SinkConfig] = plugins.SINKS[kind].Config
+    try:
+        return config.model_validate(value)
+    except ValidationError as error:
+        raise InSinkSection(config, error) from None
 
 
 class DeadLetters(Section):
@@ -425,7 +301,7 @@ class PipelineConfig(Section):
     source: Source = Field(description="a table [source]")
     decode: Decode = Field(description="a table [decode]")
     transform: Transform | None = Field(None, description="a table [transform]")
-    sink: Annotated[AnySink, BeforeValidator(_known_kind)] = Field(description="a table [sink]")
+    sink: SerializeAsAny[Annotated[SinkConfig, PlainValidator(_sink)]] = Field(description="a table [sink]")
     dead_letters: DeadLetters = Field(DeadLetters(), description="a table [dead_letters]")
     batch: Batch = Field(Batch(), description="a table [batch]")
     spark: Annotated[ClientSettings, BeforeValidator(values.spark_settings)] = Field(
@@ -447,50 +323,27 @@ class PipelineConfig(Section):
     @property
     def interval(self) -> timedelta:
         """The least time from the start of one batch to the next. Undeclared, the consumer engine takes records as they
-        come, but for a lake, where every batch makes files and a commit."""
+        come, unless a batch is expensive for the sink."""
         if self.batch.interval is not None:
             return self.batch.interval
-        at_once = self.engine == "consumer" and not isinstance(self.sink, Lake)
-        return timedelta(0) if at_once else timedelta(seconds=1)
+        return self.sink.default_interval if self.engine == "consumer" else timedelta(seconds=1)
 
     @property
     def tombstones(self) -> Literal["delete", "dead-letter", "skip", "keep"]:
-        """What a null value does: it deletes under upsert, and is treated as declared otherwise. A topic keeps it."""
+        """What a null value does: it deletes under upsert, and otherwise what is declared, or the sink's default."""
         if self.sink.mode == "upsert":
             return "delete"
-        if self.sink.kind == "kafka" and "tombstones" not in self.decode.model_fields_set:
-            return "keep"
-        return self.decode.tombstones
+        declared = "tombstones" in self.decode.model_fields_set
+        return self.decode.tombstones if declared else self.sink.default_tombstones
 
     @property
     def carried(self) -> dict[str, str]:
         """What of a record travels beside its row, because the sink wants it -> the column that holds it."""
-        if self.sink.kind != "kafka":
+        if not self.sink.carries_record:
             return {}
         # Behind a transform the value is made anew; all that is left of the old one is whether there was one.
         parts = ("key", "headers", "value" if self.transform is None else "tombstone")
         return {part: f"{self.sink.lineage_prefix}{part}" for part in parts}
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether the output topics are on another cluster than the source's."""
-        return isinstance(self.sink, Kafka) and self.sink.brokers not in (None, self.source.brokers)
-
-    @property
-    def dead_letter_topic(self) -> str:
-        """Where the Kafka sink keeps dead letters."""
-        assert isinstance(self.sink, Kafka)
-        return self.sink.dead_letter_topic or f"{self.name}.dead-letters"
-
-    @property
-    def declared_outputs(self) -> frozenset[str]:
-        """The output topics of the Kafka sink, as far as the file alone says them."""
-        assert isinstance(self.sink, Kafka)
-        if self.sink.routes:
-            return frozenset(self.sink.routes)
-        if not self.sink.routed_by:
-            return frozenset({self.sink.topic})
-        return frozenset(self.sink.topic.format_map({self.sink.lineage[0]: topic}) for topic in self.source.topics)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -507,7 +360,6 @@ class PipelineConfig(Section):
             [
                 *_column_problems(self),
                 *_key_problems(self),
-                *_partition_problems(self),
                 *_combination_problems(self),
             ]
         )
@@ -556,13 +408,6 @@ def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
             yield Problem(at, f"{name!r} may be null", "columns that decode.schema declares as not null")
 
 
-def _partition_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
-    if not isinstance(pipeline.sink, Lake) or pipeline.transform is not None:
-        return  # the transform decides the sink's columns, and the sink asks when they are known
-    if found := pipeline.sink.partition_problem(pipeline.decode.columns.fields):
-        yield Problem(("sink", "partition_by"), *found)
-
-
 def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.sink.mode == "upsert" and "tombstones" in pipeline.decode.model_fields_set:
         yield Problem(
@@ -570,29 +415,9 @@ def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
             "upsert has its own: a null value deletes the row",
             "no tombstones with upsert",
         )
-    if isinstance(pipeline.sink, Kafka):
-        yield from _topic_problems(pipeline, pipeline.sink)
+    yield from pipeline.sink.problems(pipeline)
     if pipeline.engine == "consumer" and pipeline.by_sql:
         yield Problem(("engine",), "the consumer has no SQL", 'transform.python, or engine = "spark"')
-
-
-def _topic_problems(pipeline: PipelineConfig, sink: Kafka) -> Iterator[Problem]:
-    """Columns that are not there, and an output that would be read again."""
-    columns = {field.name for field in pipeline.decode.columns} | {*sink.lineage}
-    for key, name in (("key_column", sink.key_column), ("value_column", sink.value_column)):
-        if pipeline.transform is None and name is not None and name not in columns:
-            yield Problem(("sink", key), f"{name!r} is not a column", "a column of decode.schema, in the same case")
-    for name in sink.routed_by:
-        if pipeline.transform is None and name not in columns:
-            yield Problem(("sink", "topic"), f"{name!r} is not a column", "columns of decode.schema or of lineage")
-    if pipeline.elsewhere:
-        return
-    pattern = pipeline.source.topics_pattern
-    for topic in sorted({*pipeline.declared_outputs, pipeline.dead_letter_topic}):
-        if topic in pipeline.source.topics or (pattern is not None and re.fullmatch(pattern, topic)):
-            yield Problem(
-                ("sink", "topic"), f"{topic!r} is read by this pipeline too", "another topic than the source's"
-            )
 
 
 _SECRET_NAME = re.compile(
@@ -605,11 +430,11 @@ _PASSWORD_IN_URL = re.compile(r"^\w+://[^/?#@:]*:[^/?#]+@|[?&]password=[^&#]")
 
 def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
     """The keys of a valid document whose secret is written in the file itself."""
-    written = values.as_written(document["sink"].get("url", ""))
-    if _PASSWORD_IN_URL.search(values.ENV.sub("", written)):
-        yield "sink.url"
     kafka, spark, sink = document["source"].get("kafka", {}), document.get("spark", {}), document["sink"]
-    own = {name: sink[name] for name in ("options", "catalog", "kafka") if name in sink}
+    for name, value in sink.items():
+        if isinstance(value, str) and _PASSWORD_IN_URL.search(values.ENV.sub("", values.as_written(value))):
+            yield f"sink.{name}"
+    own = {name: value for name, value in sink.items() if isinstance(value, dict)}
     for key, value in values.flat({"source": {"kafka": kafka}, "spark": spark, "sink": own}):
         name = ".".join(key)
         if _SECRET_NAME.search(name) and not isinstance(value, FromEnv):

@@ -11,11 +11,9 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from string import Formatter
 from typing import Any, Literal, NoReturn, Self
-from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, SecretStr
+from pydantic import AfterValidator
 
 from avow import schema as ddl
 from avow.errors import ConfigError
@@ -75,18 +73,6 @@ def as_written(value: Any) -> Any:
     if isinstance(value, list):
         return [as_written(item) for item in value]
     return value.written if isinstance(value, FromEnv) else value
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table's name in its parts; the sink quotes each of them."""
-
-    name: str
-    schema: str | None = None  # None: the first schema of the connection's search path
-
-    def __str__(self) -> str:
-        parts = (self.name,) if self.schema is None else (self.schema, self.name)
-        return ".".join(p if re.fullmatch(r"\w+", p) else '"' + p.replace('"', '""') + '"' for p in parts)
 
 
 def matching(pattern: str, wrong: str, allowed: str) -> AfterValidator:
@@ -214,117 +200,6 @@ def schema(value: Any) -> ddl.Schema:
         refuse(str(error), error.advice.rstrip("."))
 
 
-def table(value: Any) -> Table:
-    allowed = '"table" or "schema.table"; a name that itself holds a dot: ["schema", "we.ird"] or ["we.ird"]'
-    parts = value.split(".") if isinstance(value, str) else value
-    if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) and p for p in parts):
-        refuse("is not a table's name", allowed)
-    return Table(*reversed(parts))
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionBy:
-    """How a lake's files are put into folders: by a column's values, or by the day of a timestamp."""
-
-    column: str
-    day: bool = False
-
-    def __str__(self) -> str:
-        return f"day({self.column})" if self.day else self.column
-
-
-def partition_by(value: Any) -> PartitionBy:
-    if not isinstance(value, str) or not value or has_control(value):
-        refuse("is not a column", '"column" or "day(column)"')
-    found = re.fullmatch(r"day\((.+)\)", value)
-    return PartitionBy(found[1], day=True) if found else PartitionBy(value)
-
-
-SCHEMES = ("file", "s3", "s3a")  # of the places of a lake
-
-# Options of a store: without aws_, as the client of Delta's log spells them -> the same for the client that writes the
-# files, if it concerns that one. What is not here would reach one of the two alone.
-STORE_OPTIONS = {
-    "access_key_id": "access_key",
-    "secret_access_key": "secret_key",
-    "session_token": "session_token",
-    "token": "session_token",
-    "region": "region",
-    "default_region": "region",
-    "endpoint_url": "endpoint_override",
-    "endpoint": "endpoint_override",
-    "virtual_hosted_style_request": "force_virtual_addressing",
-    "skip_signature": "anonymous",
-    "proxy_url": "proxy_options",
-    "allow_http": "",
-    "connect_timeout": "",
-    "timeout": "",
-}
-
-
-def lake_path(value: str) -> str:
-    allowed = "a folder, or s3://bucket/folder"
-    found = re.match(r"([^/]*):/+", value)
-    if not value or has_control(value) or (found and (found[1] not in SCHEMES or found.end() == len(value))):
-        refuse("is not a place for a table", allowed)
-    if climbs(value) or "%" in value or "\\" in value:
-        refuse("holds .., % or a backslash", allowed)
-    return value.rstrip("/") or "/"
-
-
-def store_settings(value: Any) -> dict[str, str]:
-    settings = client_settings(value)
-    unknown = [name for name in settings if name.lower().removeprefix("aws_") not in STORE_OPTIONS]
-    allowed = f"{', '.join(STORE_OPTIONS)}, with or without aws_ before it"
-    raise_if_any([Problem((name,), "is not an option that avow hands on", allowed) for name in unknown])
-    return settings
-
-
-def catalog_settings(value: Any) -> dict[str, str]:
-    settings = client_settings(value)
-    if not {"uri", "warehouse", "type"} & settings.keys():
-        refuse("names neither a warehouse nor a uri", '{ warehouse = "folder" }, or the settings of your catalog')
-    found = re.match(r"([^/]*):/", settings.get("warehouse", ""))
-    if found and found[1] not in SCHEMES:
-        known = f"a folder, {' or '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        raise_if_any([Problem(("warehouse",), f"{found[1]} is not a store that avow knows", known)])
-    return settings
-
-
-def postgres_url(value: SecretStr) -> SecretStr:
-    """Never quotes the URL, nor what urllib says of it."""
-    allowed = 'postgresql://user@host:port/database, best as "${env:DATABASE_URL}"'
-    url = value.get_secret_value()
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("postgresql", "postgres") or not url.startswith(f"{parts.scheme}://"):
-        refuse("is not a PostgreSQL URL", allowed)
-    if has_control(url) or " " in url:
-        refuse("holds a space or a control character", f"{allowed}; other characters as %XX")
-    _check_as_libpq_reads_it(url.partition("://")[2])
-    if any(climbs(path) for _, path in parse_qsl(parts.query)):
-        refuse("holds a path with ..", "paths without ..")
-    return value
-
-
-def _check_as_libpq_reads_it(rest: str) -> None:
-    """A password with a character that ends it is read as a host or a port, and libpq's message then shows it."""
-    escaped = "in a password: @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, % as %25"
-    base, _, _ = rest.partition("?")
-    authority, _, path = base.partition("/")
-    who, at, hosts = authority.rpartition("@")
-    if "@" in who or "@" in path:
-        refuse("has more than one @, or one behind a /: the password is not escaped", escaped)
-    if re.search("%(?![0-9A-Fa-f]{2})", rest):
-        refuse("has a % without two hexadecimal digits: the password is not escaped", escaped)
-    for host in (hosts if at else authority).split(","):
-        port = re.sub(r"^\[[^]]*\]", "", host).partition(":")[2]
-        if port and not (port.isascii() and port.isdigit()):
-            refuse("has a port that is not a number, or a password that is not escaped", escaped)
-
-
 _PATH_NAME = re.compile("(location|dir|directory|path|file|jar|archive)s?$", re.I)
 
 
@@ -379,34 +254,11 @@ _OWNED_KAFKA = {
 }
 
 
-# And of the producers that the Kafka sink has.
-_OWNED_PRODUCER = {
-    "bootstrap.servers": "it is sink.brokers",
-    "metadata.broker.list": "it is sink.brokers",
-    "group.id": "it is the pipeline's name",
-    "message.max.bytes": "what the output topics take decides it",
-    "delivery.report.only.error": "avow counts what was not delivered",
-    "partitioner": "keys go where a Java producer would put them",
-    "max.in.flight": "the order of records rests on it",
-    "max.in.flight.requests.per.connection": "the order of records rests on it",
-    "isolation.level": "only committed records are read",
-    "interceptor.classes": "an interceptor could change or drop records unseen",
-    "transactional.id": "avow names its own transactions",
-    "enable.idempotence": "the guarantee decides it",
-    "acks": "the guarantee decides it",
-    "request.required.acks": "the guarantee decides it",
-}
-
-
 def kafka_settings(value: Any) -> dict[str, str]:
-    return _not_owned(client_settings(value), _OWNED_KAFKA)
+    return not_owned(client_settings(value), _OWNED_KAFKA)
 
 
-def producer_settings(value: Any) -> dict[str, str]:
-    return _not_owned(client_settings(value), _OWNED_PRODUCER)
-
-
-def _not_owned(settings: dict[str, str], owned: Mapping[str, str]) -> dict[str, str]:
+def not_owned(settings: dict[str, str], owned: Mapping[str, str]) -> dict[str, str]:
     allowed = "any other client setting"
     problems = [Problem((name,), f"is avow's own: {owned[name]}", allowed) for name in settings if name in owned]
     problems += [
@@ -428,19 +280,3 @@ def spark_settings(value: Any) -> dict[str, str]:
             problems.append(Problem((name,), "would run two attempts of a task at once", "false, which is the default"))
     raise_if_any(problems)
     return {f"spark.{name}": setting for name, setting in settings.items()}
-
-
-def topic_template(value: str) -> str:
-    """A topic's name, with columns in braces where it depends on the record."""
-    try:
-        parts = list(Formatter().parse(value))
-    except ValueError:
-        refuse("has a brace without its partner", "a topic's name, or a template such as orders-{region}")
-    for text, name, spec, conversion in parts:
-        if name is not None and (not name or spec or conversion or re.search(r"[.\[\]]", name)):
-            refuse(f"{{{name}}} names no column", "braces around a column's name and nothing else")
-        if re.search(r"[^a-zA-Z0-9._-]", text):
-            refuse("is not a topic's name", "1 to 249 letters, digits, . _ and -, and columns in braces")
-    if not 1 <= len(value) <= 249 or value in (".", ".."):
-        refuse("is not a topic's name", "1 to 249 letters, digits, . _ and -")
-    return value

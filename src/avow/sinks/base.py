@@ -1,4 +1,4 @@
-"""What every sink speaks: its offers, as data for the planner, and what the driver and the tasks of a run ask of it.
+"""The contract of a sink: ``SinkPlugin``, and what the driver and the tasks of a run ask of what it opens.
 
 A sink has two sides. ``DriverSink`` is asked once per run and between batches: tables, runs, positions. ``TaskSink`` is
 asked by each task, for acts in the guarantee's order. Where a task cannot act alone, because a table has one commit for
@@ -11,21 +11,23 @@ Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from avow.guarantee import Act, Guarantee
 from avow.ledger import NOTHING, Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
-from avow.settings import Mode
+from avow.settings import Mode, PipelineConfig, Problem, SinkConfig
 
-if TYPE_CHECKING:  # it brings Kafka's client, which `avow plan` need not wait for
+if TYPE_CHECKING:  # `avow plan` need not wait for Arrow and Kafka's client
+    import pyarrow as pa
+
     from avow.kafka.log import TopicPartition
+    from avow.sinks.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +41,83 @@ class Offer:
         return frozenset(self.notes)
 
 
-@dataclass(frozen=True, slots=True)
-class SinkKind:
-    """A kind of sink, by the word in ``sink.kind``."""
+class SinkPlugin(ABC):
+    """A sink, by the word in ``sink.kind``: what it offers and can do, as data, and how its parts are opened.
 
-    kind: str
-    title: str  # as people write it
-    offers: Mapping[Mode, Offer]
-    assumes: tuple[str, ...]  # what must hold outside avow for the offers to hold
-    spanning: bool = False  # its acts span partitions: those of many small ranges can be one
-    ledger_in_group: bool = False  # the ledger is the Kafka group itself, which then must not be told anything
+    A plugin is a subclass, and one instance of it that ``avow.plugins`` finds. Its module imports no client: the
+    openers do, when they are called.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]  # as people write it
+    Config: ClassVar[type[SinkConfig]]  # reads [sink]
+    offers: ClassVar[Mapping[Mode, Offer]]
+    assumes: ClassVar[tuple[str, ...]] = ()  # what must hold outside avow for the offers to hold
+
+    # Capabilities
+    spans_partitions: ClassVar[bool] = False  # one act can hold the claims of many partitions
+    commits_per_batch: ClassVar[bool] = False  # tasks write what nobody sees, and the driver makes it visible
+    ledger_in_group: ClassVar[bool] = False  # the ledger is the consumer group itself: nobody else may commit to it
+    atomic_writes: ClassVar[bool] = True  # also outside of exactly-once a write that failed has left nothing
+    refuses_nul: ClassVar[bool] = False  # text with U+0000 cannot be stored: such a record is a dead letter
+
+    # What the plan says of dead letters, beside where they are
+    dead_letter_promise: ClassVar[str] = (
+        "They are written in the same act as the rows of their batch; the rest of the batch goes on."
+    )
+
+    # For ``avow prove``: who reads the sink back without any of its code, as MODULE:CLASS (a ``Witness``), and which
+    # faults concern it beside those that concern every sink.
+    witness: ClassVar[str] = ""
+    faults: ClassVar[frozenset[str]] = frozenset()
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
-        """The guarantees this kind keeps in a mode; none if it lacks the mode."""
+        """The guarantees this sink keeps in a mode; none if it lacks the mode."""
         offer = self.offers.get(mode)
         return offer.guarantees if offer else frozenset()
+
+    @abstractmethod
+    def open_driver(self, pipeline: PipelineConfig) -> DriverSink:
+        """For the driver of a run; a ``CommittingSink`` where ``commits_per_batch``."""
+
+    @abstractmethod
+    def open_task(self, pipeline: PipelineConfig, run: int, context: object) -> TaskSink | StagingSink:
+        """For one task of a run; a ``StagingSink`` where ``commits_per_batch``. ``context``: the driver's
+        ``task_context``."""
+
+    @abstractmethod
+    def open_redrive(self, pipeline: PipelineConfig) -> Redriving:
+        """For a redrive of dead letters."""
+
+    @abstractmethod
+    def open_dead_letters(self, pipeline: PipelineConfig) -> Letters:
+        """The pipeline's dead letters, to be read."""
+
+    @abstractmethod
+    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> Reading:
+        """For an audit: the sink now, or at the moment that another reader's ``snapshot`` names."""
+
+    # The plan
+
+    def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:  # noqa: ARG002
+        """Why this pipeline's guarantee cannot be kept here, or its declaration makes no sense."""
+        return iter(())
+
+    @abstractmethod
+    def dead_letter_place(self, pipeline: PipelineConfig) -> str:
+        """Where dead letters are, as it is shown to people."""
+
+    def warnings(self, pipeline: PipelineConfig) -> Iterator[str]:  # noqa: ARG002
+        """What a user should know before the first run."""
+        return iter(())
+
+    def topics_written(self, pipeline: PipelineConfig) -> frozenset[str]:  # noqa: ARG002
+        """The topics of the source's cluster that it writes to, as far as the file names them."""
+        return frozenset()
+
+    def check_provable(self, pipeline: PipelineConfig) -> None:  # noqa: ARG002
+        """Raise ConfigError where a proof of this pipeline cannot be read back."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +275,18 @@ class DriverSink(Protocol):
     def claims(self, limit: int) -> list[Claim] | None:
         """The newest of each partition, no more than so many of it; None where the ledger keeps no log of them."""
 
+    def keepalive(self) -> None:
+        """Called about once an hour while a run lasts: write positions anew that the sink would forget."""
+
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:
         """Claim a range that no task will claim: it was given up to retention."""
 
-    def brief(self) -> bytes:
-        """What the tasks must know of the sink beside the pipeline. Asked after ``prepare_table``."""
+    def task_context(self) -> object:
+        """What the tasks must know of the sink beside the pipeline: a frozen value that the engine brings to them.
+        Asked after ``prepare_table``."""
 
 
 @runtime_checkable
@@ -235,15 +303,15 @@ class CommittingSink(DriverSink, Protocol):
     def commit(
         self,
         step: frozenset[Act],
-        parts: Sequence[bytes],
+        outputs: Sequence[object],
         run: int,
         batch: int,
         *,
         last: bool,
         answered: Callable[[], None],
     ) -> None:
-        """One act of the guarantee over what tasks have staged. ``last``: the counts are told with it. ``answered`` is
-        called when the sink has said yes; if that raises, the answer is lost."""
+        """One act of the guarantee over the ``task_output`` of tasks. ``last``: the counts are told with it.
+        ``answered`` is called when the sink has said yes; if that raises, the answer is lost."""
 
 
 class Writer(Protocol):
@@ -265,15 +333,15 @@ class _Acting(Protocol):
 
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
         """Their entries in the ledger; with ``lock``, nobody else can claim until the act ends. More than one only
-        where acts span partitions (``SinkKind``)."""
+        where acts span partitions (``SinkPlugin``)."""
 
 
 @runtime_checkable
 class StagingSink(Writer, Protocol):
     """The sink as one task sees it, where the acts are the driver's: what is written shows only by a commit."""
 
-    def staged(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> bytes:
-        """What the driver needs to take it in."""
+    def task_output(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> object:
+        """What the driver's ``commit`` needs to make it visible: a frozen value that the engine brings there."""
 
 
 class TaskSink(Writer, _Acting, Protocol):

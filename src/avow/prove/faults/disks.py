@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from avow.local.cluster import disk_use
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
-from avow.prove.witnesses import LakeWitness, PostgresWitness
+from avow.prove.witnesses.lakes import LakeWitness
+from avow.prove.witnesses.postgres import PostgresWitness
 
 SIZE_MB = 24
 FULL = "No space left on device"

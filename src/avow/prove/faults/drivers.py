@@ -10,11 +10,11 @@ from typing import ClassVar
 import psutil
 
 from avow.guarantee import Guarantee
-from avow.prove.cells import LAKES
 from avow.prove.driver import Driver, await_gone
 from avow.prove.faults.base import WAIT_S, AtFailpoint, Fault
 from avow.prove.faults.sparks import killed_executors
 from avow.prove.scene import Scene
+from avow.sinks import SINKS
 
 SHARED_S = 5  # for one that woke among others to do what it had begun
 
@@ -32,7 +32,7 @@ class KilledAt(AtFailpoint):
     @property
     def in_executor(self) -> bool:
         """On a cluster, unless the acts are the driver's."""
-        return self.scene.on_cluster and self.scene.cell.sink not in LAKES
+        return self.scene.on_cluster and not SINKS[self.scene.cell.sink].commits_per_batch
 
     @property
     def who(self) -> str:

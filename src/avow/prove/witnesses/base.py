@@ -45,6 +45,11 @@ class Witness(ABC):
     def section(self) -> dict[str, Any]:
         """What the pipeline file says under [sink] to get there."""
 
+    @property
+    def output_topic(self) -> str:
+        """The topic that it is, to be followed by a reader while faults go on; empty if it is none."""
+        return ""
+
     # How far it is. Asked while it may be down, from several threads.
 
     @abstractmethod

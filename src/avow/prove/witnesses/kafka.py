@@ -20,6 +20,10 @@ class KafkaWitness(Witness):
         self._letters = f"{pipeline}.dead-letters"
         self._positions: dict[int, int] = {}  # as last seen
 
+    @property
+    def output_topic(self) -> str:
+        return self.table
+
     def section(self) -> dict[str, Any]:
         # Compressed, a request could not be known by what is in it; and what is left open is to end while a cell lasts.
         return {"topic": self.table, "kafka": {"compression.type": "none", "transaction.timeout.ms": 5000}}

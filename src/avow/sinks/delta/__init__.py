@@ -7,7 +7,3 @@ are, their topic's id and where they started is in a table property, which is wr
 Every commit is made with no retries of the library's own, on the handle that the numbers were read from: any commit
 that came between refuses it.
 """
-
-from avow.sinks.delta.table import DeltaFormat, open_tables
-
-__all__ = ["DeltaFormat", "open_tables"]

@@ -36,9 +36,10 @@ from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAct
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
-from avow.settings import Delta, PipelineConfig, revealed
+from avow.settings import PipelineConfig, revealed
 from avow.sinks.base import Held
 from avow.sinks.delta import log, stats
+from avow.sinks.delta.config import DeltaConfig
 from avow.sinks.lake.book import Book
 from avow.sinks.lake.files import DataFile, Place, place
 from avow.sinks.lake.staging import DELETED, partition_text
@@ -505,7 +506,7 @@ def _words(error: BaseException) -> str:
 
 def open_tables(pipeline: PipelineConfig) -> tuple[DeltaFormat, DeltaFormat]:
     """The table of rows, and that of dead letters beside it."""
-    assert isinstance(pipeline.sink, Delta)
+    assert isinstance(pipeline.sink, DeltaConfig)
     options = revealed(pipeline.sink.options)
     where = place(pipeline.sink.path, options)
     graves = Place(f"{where.url}_dead_letters", where.store)

@@ -7,7 +7,3 @@ without files: a catalog compares the table's newest snapshot with the one that 
 ``pyiceberg`` repeats a refused append by itself, on whatever is there by then, which would bring the same records
 twice. That is switched off on our handle, and ``lake.driver`` judges what to do.
 """
-
-from avow.sinks.iceberg.table import IcebergFormat, open_tables
-
-__all__ = ["IcebergFormat", "open_tables"]

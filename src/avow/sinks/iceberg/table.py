@@ -51,8 +51,9 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError
-from avow.settings import Iceberg, PipelineConfig, revealed
+from avow.settings import PipelineConfig, revealed
 from avow.sinks.iceberg import merge as merging
+from avow.sinks.iceberg.config import IcebergConfig
 from avow.sinks.iceberg.metadata import Changes, remember, without_past
 from avow.sinks.iceberg.reading import ById
 from avow.sinks.lake import book as books
@@ -585,7 +586,7 @@ def _small(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def catalog_settings(sink: Iceberg) -> dict[str, str]:
+def catalog_settings(sink: IcebergConfig) -> dict[str, str]:
     """As pyiceberg takes them. A warehouse without a catalog has its own: a SQLite file in the folder."""
     given = revealed(sink.catalog)
     if "uri" in given or "type" in given:
@@ -602,7 +603,7 @@ def catalog_settings(sink: Iceberg) -> dict[str, str]:
 
 def open_tables(pipeline: PipelineConfig) -> tuple[IcebergFormat, IcebergFormat]:
     """The table of rows, and that of dead letters beside it."""
-    assert isinstance(pipeline.sink, Iceberg)
+    assert isinstance(pipeline.sink, IcebergConfig)
     sink, settings = pipeline.sink, catalog_settings(pipeline.sink)
     made: list[Catalog] = []
 

@@ -4,9 +4,3 @@
 readers; ``messages`` turns rows into records; ``letters`` are dead letters in a topic, ``register`` what it keeps
 beside them; ``task`` is one task's side, ``store`` the driver's.
 """
-
-from avow.sinks.kafka.letters import KafkaLetters
-from avow.sinks.kafka.store import Store
-from avow.sinks.kafka.task import KafkaTask
-
-__all__ = ["KafkaLetters", "KafkaTask", "Store"]

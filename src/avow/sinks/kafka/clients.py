@@ -49,8 +49,9 @@ from avow.kafka.connect import (
     words,
 )
 from avow.kafka.log import TopicPartition
-from avow.settings import Kafka, PipelineConfig, revealed
+from avow.settings import PipelineConfig, revealed
 from avow.sinks.kafka import entries
+from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic, declared_outputs, on_other_cluster
 from avow.sinks.kafka.entries import Kept
 
 Answer = TypeVar("Answer")
@@ -110,9 +111,9 @@ def failure(what: str, error: KafkaException, pipeline: PipelineConfig | None = 
     if is_permanent(cause):
         if pipeline is None:
             return ConfigError(f"Kafka refuses {what}: {words(cause)}", advice=grant(cause, KEY, rights=_RIGHTS))
-        assert isinstance(pipeline.sink, Kafka)
+        assert isinstance(pipeline.sink, KafkaConfig)
         hidden = {**revealed(pipeline.source.kafka), **revealed(pipeline.sink.kafka)}.values()
-        topics = sorted({*pipeline.declared_outputs, pipeline.dead_letter_topic})
+        topics = sorted({*declared_outputs(pipeline), dead_letter_topic(pipeline)})
         own = {"group": pipeline.name, "transactional_ids": f"{pipeline.name}/"}
         return ConfigError(
             f"Kafka refuses {what}: {strike(hidden, words(cause))}",
@@ -179,7 +180,7 @@ class Clients:
     """One process's clients of one pipeline."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, Kafka)
+        assert isinstance(pipeline.sink, KafkaConfig)
         self.group = pipeline.name
         self.pipeline = pipeline
         self._source = pipeline.source
@@ -187,12 +188,12 @@ class Clients:
         self._complaints: deque[KafkaError] = deque(maxlen=100)  # of all clients' connections
         self._ledger_settings = settings_of(pipeline.source) | {"error_cb": self._complaints.append}
         # On its own cluster the output has settings of its own; on the source's, what it does not say is the same.
-        self.elsewhere = pipeline.elsewhere
+        self.elsewhere = on_other_cluster(pipeline)
         brokers = str(pipeline.sink.brokers) if self.elsewhere else pipeline.source.brokers
         self._output_settings = settings_at(brokers, own if self.elsewhere else source | own)
         self._output_settings["error_cb"] = self._complaints.append
         self._given = source | own
-        self._letters_topic = pipeline.dead_letter_topic
+        self._letters_topic = dead_letter_topic(pipeline)
         # No record may be larger than the client itself takes, whatever the topic says.
         queue_bytes = int(self._output_settings.get("queue.buffering.max.kbytes", QUEUE_KBYTES)) * 1024
         self._bytes_max = min(int(self._output_settings.get("message.max.bytes", MESSAGE_BYTES_MAX)), queue_bytes)
@@ -607,7 +608,7 @@ _kept: dict[tuple[object, ...], Clients] = {}
 def cached(pipeline: PipelineConfig) -> Clients:
     """This process's own clients, of one pipeline at a time: those of another are let go. Keyed by pid: Spark's Python
     workers are forked, and clients survive neither that nor being thrown away there."""
-    assert isinstance(pipeline.sink, Kafka)
+    assert isinstance(pipeline.sink, KafkaConfig)
     settings = (*revealed(pipeline.source.kafka).items(), "|", *revealed(pipeline.sink.kafka).items())
     key = (os.getpid(), pipeline.name, pipeline.source.brokers, pipeline.sink.brokers, settings)
     if key not in _kept:

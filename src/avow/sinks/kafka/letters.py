@@ -27,6 +27,7 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import Clients
+from avow.sinks.kafka.config import dead_letter_topic
 from avow.sinks.kafka.messages import ORIGIN, Headers, origin, read_origin, record_bytes
 
 Kept = TypeVar("Kept")
@@ -152,7 +153,7 @@ class KafkaLetters:
     """The dead letters of one pipeline, for looking at. Each question reads the topic once."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        self._topic = pipeline.dead_letter_topic
+        self._topic = dead_letter_topic(pipeline)
         self._clients = Clients(pipeline)
 
     def __enter__(self) -> KafkaLetters:

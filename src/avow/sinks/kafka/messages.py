@@ -21,9 +21,10 @@ import pyarrow.compute as pc
 
 from avow.errors import ConfigError
 from avow.kafka.headers import CHECKSUM
-from avow.settings import Kafka, PipelineConfig
+from avow.settings import PipelineConfig
 from avow.sinks import json as as_json
 from avow.sinks.kafka.clients import Limits
+from avow.sinks.kafka.config import KafkaConfig
 
 ORIGIN = "avow-origin"  # the header that carries a record's identity: topic/partition/offset
 REDRIVEN = "avow-redriven"  # and the one of records that were dead letters: they come late, out of their order
@@ -47,7 +48,7 @@ class Messages:
     refused: dict[int, str] = field(default_factory=dict)  # row -> why
 
 
-def output_topics(sink: Kafka, source_topics: Iterable[str]) -> list[str]:
+def output_topics(sink: KafkaConfig, source_topics: Iterable[str]) -> list[str]:
     """Every topic that rows may go to."""
     if sink.routes:
         return sorted(sink.routes)
@@ -72,7 +73,7 @@ class Mapper:
     """Turns rows of one pipeline into output records."""
 
     def __init__(self, pipeline: PipelineConfig, *, redriven: bool = False) -> None:
-        assert isinstance(pipeline.sink, Kafka)
+        assert isinstance(pipeline.sink, KafkaConfig)
         self._sink = pipeline.sink
         self._own: Headers = [(REDRIVEN, "1")] if redriven else []
         self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}

@@ -23,10 +23,11 @@ from avow.errors import ConfigError, SinkError, Superseded
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import Field
-from avow.settings import Kafka, PipelineConfig
+from avow.settings import PipelineConfig
 from avow.sinks.base import Claimed, Held, Move
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, Clients, as_ours, several
+from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic, on_other_cluster
 from avow.sinks.kafka.entries import Kept, topic_key
 from avow.sinks.kafka.letters import LEAST_BYTES
 from avow.sinks.kafka.messages import output_topics
@@ -51,7 +52,7 @@ class Store:
     """What the driver asks of the sink. Not for use by two threads at once."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, Kafka)
+        assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._clients = Clients(pipeline)
@@ -63,8 +64,8 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def brief(self) -> bytes:
-        return b""  # a task asks Kafka itself
+    def task_context(self) -> None:
+        return None  # a task asks Kafka itself
 
     def close(self) -> None:
         self._clients.close()
@@ -77,7 +78,7 @@ class Store:
         self.refuse_members()
         inputs = self._inputs()
         self._outputs(inputs.topics)
-        name = self._pipeline.dead_letter_topic
+        name = dead_letter_topic(self._pipeline)
         if name in self._there([name]):
             self._refuse_forgetful(name)
         else:
@@ -100,14 +101,14 @@ class Store:
         """Where records of these topics go. Of topics that match a pattern it is known only now whether one would be
         read again."""
         wanted = output_topics(self._sink, topics)
-        pattern = None if self._pipeline.elsewhere else self._pipeline.source.topics_pattern
+        pattern = None if on_other_cluster(self._pipeline) else self._pipeline.source.topics_pattern
         for name in wanted:
             if pattern is not None and re.fullmatch(pattern, name):
                 raise ConfigError(
                     f"sink.topic: {name} matches source.topics_pattern: this pipeline would read its own output",
                     advice="Let the pattern leave it out, or name the output otherwise.",
                 )
-            if name == self._pipeline.dead_letter_topic:
+            if name == dead_letter_topic(self._pipeline):
                 raise ConfigError(
                     f"sink.topic: {name} is an output topic and the one for dead letters",
                     advice="Name another sink.dead_letter_topic.",
@@ -132,7 +133,7 @@ class Store:
 
     def _written_to(self, topics: Collection[str]) -> list[str]:
         """The topics that records of these may go to, and that of dead letters."""
-        return [*output_topics(self._sink, topics), self._pipeline.dead_letter_topic]
+        return [*output_topics(self._sink, topics), dead_letter_topic(self._pipeline)]
 
     def _refuse_forgetful(self, name: str) -> None:
         """A dead-letter topic that somebody else has made may let letters go, or take none."""
@@ -189,7 +190,7 @@ class Store:
     def _make(self, name: str, partitions: int, replicas: int, config: dict[str, str]) -> None:
         def request(admin: AdminClient) -> None:
             # Another cluster may have fewer brokers than the source's topics have replicas.
-            most = len(admin.list_topics(timeout=PATIENCE_S).brokers) if self._pipeline.elsewhere else replicas
+            most = len(admin.list_topics(timeout=PATIENCE_S).brokers) if on_other_cluster(self._pipeline) else replicas
             topic = NewTopic(name, partitions, min(replicas, most), config=config)
             try:
                 admin.create_topics([topic], operation_timeout=30, request_timeout=PATIENCE_S)[name].result(PATIENCE_S)
@@ -220,8 +221,11 @@ class Store:
         return found
 
     def entries(self) -> dict[TopicPartition, Entry]:
-        """Every position of the pipeline. One that has not changed for long is written anew: Kafka forgets those."""
-        return {where: kept.entry for where, kept in self._refreshed().items()}
+        return {where: kept.entry for where, kept in self.kept().items()}
+
+    def keepalive(self) -> None:
+        """Write positions anew that have not changed for long: Kafka forgets those."""
+        self._refreshed()
 
     def _refreshed(self) -> dict[TopicPartition, Kept]:
         known = self.kept()
@@ -269,7 +273,7 @@ class Store:
         if not entries:
             return
         self._make_outputs({where.topic for where in entries})
-        began = register.read(self._clients, self._pipeline.dead_letter_topic)
+        began = register.read(self._clients, dead_letter_topic(self._pipeline))
         topics = self._clients.topic_ids(self._written_to({where.topic for where in entries}))
 
         def adopted(where: TopicPartition, kept: Kept | None) -> Kept | None:
@@ -323,7 +327,7 @@ class Store:
 
     def _register(self, producer: Producer, where: TopicPartition, kept: Kept) -> None:
         key, value = register.message(where, Began(kept.entry.topic_id, kept.start), self._pipeline.name)
-        producer.produce(self._pipeline.dead_letter_topic, value, key)
+        producer.produce(dead_letter_topic(self._pipeline), value, key)
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = ledger.NOTHING) -> None:
         """Claim a range that no task will claim: it holds no visible record, or is given up to retention."""

@@ -22,11 +22,12 @@ from avow import ledger
 from avow.errors import ProtocolViolation, SinkError, SourceError
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
-from avow.settings import Kafka, PipelineConfig
+from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka.clients import PATIENCE_S, Clients, Producing, expect, failure
+from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit
 
@@ -39,10 +40,10 @@ class KafkaTask:
     def __init__(
         self, pipeline: PipelineConfig, run: int, clients: Clients | None = None, *, redriving: bool = False
     ) -> None:
-        assert isinstance(pipeline.sink, Kafka)
+        assert isinstance(pipeline.sink, KafkaConfig)
         self._sink = pipeline.sink
         self._source = pipeline.source
-        self._letters_topic = pipeline.dead_letter_topic
+        self._letters_topic = dead_letter_topic(pipeline)
         self._run = run
         self._clients = clients or kafka_clients.cached(pipeline)
         self._mapper = Mapper(pipeline, redriven=redriving)

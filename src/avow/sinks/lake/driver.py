@@ -7,7 +7,6 @@ Owns: the order inside one act over two tables, and the loop that repeats a refu
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import time
 import uuid
@@ -26,10 +25,11 @@ from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import NOTHING, Counts, Entry, OffsetRange
 from avow.schema import Array, Field, Map, Struct, Type
-from avow.settings import REST_COLUMN, Lake, PipelineConfig
+from avow.settings import REST_COLUMN, PipelineConfig
 from avow.sinks.base import Claimed, Held
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
+from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.files import DataFile, FileWriter, Place
 from avow.sinks.lake.staging import DELETED, Brief, Staged, Writers, partition_values
 from avow.sinks.lake.table import Chosen, Conflict, LakeTable, Shape, comparable
@@ -66,7 +66,7 @@ def committed(
     answered: Callable[[], None] = nothing,
     *,
     sure: bool = True,
-    sink: Lake,
+    sink: LakeConfig,
 ) -> None:
     """Make a commit on the newest book, again and again while others come first.
 
@@ -108,7 +108,7 @@ def committed(
     )
 
 
-def _commit(table: LakeTable, change: Change, name: str, sink: Lake) -> None:
+def _commit(table: LakeTable, change: Change, name: str, sink: LakeConfig) -> None:
     if change.merged is not None:
         table.merge(change.merged, sink.key, sink.lineage, change.book, name)
     elif change.removed is not None:
@@ -123,7 +123,7 @@ class LakeDriver:
     """What the driver asks of a lake. ``rows`` and ``letters`` are its two tables."""
 
     def __init__(self, pipeline: PipelineConfig, rows: LakeTable, letters: LakeTable) -> None:
-        assert isinstance(pipeline.sink, Lake)
+        assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink = pipeline, pipeline.sink
         self._rows, self._letters = rows, letters
         self._shape: Shape | None = None
@@ -228,8 +228,8 @@ class LakeDriver:
             _raise_differences(table.shown, lines, evolves=evolves)
             self._checked[table.shown] = basis
 
-    def brief(self) -> bytes:
-        return pickle.dumps(self.made_brief())
+    def keepalive(self) -> None:
+        return None
 
     def brief_for(self, rows: pa.RecordBatch) -> Brief:
         """For rows that no ``prepare_table`` has announced: the columns that they and the table have."""
@@ -241,9 +241,9 @@ class LakeDriver:
         by = self._sink.partition_by
         derived = pa.field(f"{by.column}_day", pa.date32()) if by and by.day else by and ours.field(by.column)
         self._shape = Shape(ours, derived, by.column if by and by.day else None)
-        return self.made_brief()
+        return self.task_context()
 
-    def made_brief(self) -> Brief:
+    def task_context(self) -> Brief:
         assert self._shape is not None, "prepare_table comes first"
         return Brief(
             schema=self._rows.file_schema(self._shape.schema),
@@ -380,7 +380,7 @@ class LakeDriver:
     def commit(
         self,
         step: frozenset[Act],
-        parts: Sequence[bytes],
+        outputs: Sequence[object],
         run: int,
         batch: int,  # noqa: ARG002
         *,
@@ -388,14 +388,15 @@ class LakeDriver:
         answered: Callable[[], None] = nothing,
     ) -> None:
         """One act of the guarantee, for all ranges of a batch at once. ``last``: it tells the counts too."""
-        staged: list[Staged] = [pickle.loads(part) for part in parts]
+        staged = [part for part in outputs if isinstance(part, Staged)]
+        assert len(staged) == len(outputs), f"not what tasks have staged: {outputs!r}"
         if Act.WRITE in step:
             self._bury(staged, run)
         acting = Acting(
             self._rows,
             self._sink,
             self._pipeline,
-            self.made_brief(),
+            self.task_context(),
             step,
             staged,
             run,
@@ -412,7 +413,7 @@ class LakeDriver:
 
     def _remove_notes(self, staged: Sequence[Staged]) -> None:
         """What is in the table now is needed no more. One that stays is found by ``upkeep``."""
-        notes = self.made_brief().notes
+        notes = self.task_context().notes
         for file in (file for part in staged for file in part.files):
             with suppress(OSError):
                 notes.filesystem.delete_file(f"{notes.root}/{file.name}")
@@ -465,7 +466,7 @@ class Acting:
     """One act: judged anew on every book it meets."""
 
     rows: LakeTable
-    sink: Lake
+    sink: LakeConfig
     pipeline: PipelineConfig
     brief: Brief
     step: frozenset[Act]
@@ -560,7 +561,7 @@ class Acting:
         return writers.close()
 
 
-def _one_per_key(rows: pa.Table, sink: Lake, which: str) -> pa.Table:
+def _one_per_key(rows: pa.Table, sink: LakeConfig, which: str) -> pa.Table:
     """The first or the last row of each key. Rows of one partition stand in their order; partitions have none."""
     numbered = comparable(rows, sink.key).append_column(_NUMBER, pa.array(range(rows.num_rows), pa.int64()))
     chosen = numbered.group_by(list(sink.key), use_threads=False).aggregate(
@@ -583,7 +584,7 @@ def _entry(book: Book, where: TopicPartition) -> Entry:
 # The columns.
 
 
-def shape(fields: tuple[Field, ...], sink: Lake, table: LakeTable, *, rest: bool) -> Shape:
+def shape(fields: tuple[Field, ...], sink: LakeConfig, table: LakeTable, *, rest: bool) -> Shape:
     """What the table must have: the payload, ``_rest`` where unknown fields are kept, and the lineage."""
     topic, partition, offset, timestamp = sink.lineage
     columns = [

@@ -25,7 +25,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from avow.errors import ConfigError
-from avow.settings import SCHEMES, STORE_OPTIONS
+from avow.sinks.lake.config import SCHEMES, STORE_OPTIONS
 
 # Batches wait for one another until they are worth a row group.
 ROW_GROUP_BYTES = 32 << 20

@@ -17,7 +17,6 @@ Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver``
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,12 +30,13 @@ from avow.errors import ProtocolViolation, SinkError
 from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
-from avow.settings import Lake, PipelineConfig
+from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Glimpse, Rows, Selection, Written
 from avow.sinks.lake import letters as graveyard
 from avow.sinks.lake.book import Book
+from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.driver import LETTER_COLUMNS, Acting, Change, LakeDriver, committed
-from avow.sinks.lake.staging import LakeStaging, Staged
+from avow.sinks.lake.staging import LakeStaging
 from avow.sinks.lake.table import Chosen, LakeTable
 
 
@@ -116,7 +116,7 @@ class LakeRedriving:
     """The sink as a redrive sees it."""
 
     def __init__(self, pipeline: PipelineConfig, rows: LakeTable, letters: LakeTable) -> None:
-        assert isinstance(pipeline.sink, Lake)
+        assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink = pipeline, pipeline.sink
         self._rows, self._letters = rows, letters
         self._driver = LakeDriver(pipeline, rows, letters)
@@ -146,13 +146,13 @@ class LakeRedriving:
     def write(self, rows: Rows) -> Written:
         # The columns as the rows have them: a transform may have changed them since the table was checked.
         self._run = self._rows.book().newest
-        self._staging = LakeStaging(self._pipeline, self._run, pickle.dumps(self._driver.brief_for(rows.rows)))
+        self._staging = LakeStaging(self._pipeline, self._run, self._driver.brief_for(rows.rows))
         return self._staging.write(rows)
 
     def finish(self, done: OffsetRange) -> Written:
         """With a key, what is left out is known only when it is brought in; here it is asked beforehand."""
         assert self._staging is not None
-        self._ready: Staged = pickle.loads(self._staging.staged(done, Counts(), None))
+        self._ready = self._staging.task_output(done, Counts(), None)
         if self._sink.mode != "dedupe" or not self._ready.files:
             return Written()
         skipped: dict[OffsetRange, int] = {}
@@ -166,7 +166,7 @@ class LakeRedriving:
         self._delivered.append((letters, written, skipped))
 
     def _acting(self, skipped: dict[OffsetRange, int]) -> Acting:
-        step, brief = frozenset({Act.WRITE}), self._driver.made_brief()
+        step, brief = frozenset({Act.WRITE}), self._driver.task_context()
         return Acting(self._rows, self._sink, self._pipeline, brief, step, [], self._run, True, skipped, set())
 
     def _deliver(self, letters: list[DeadLetter], written: int, skipped: int) -> None:

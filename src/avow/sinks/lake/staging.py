@@ -4,13 +4,12 @@ Under append the files are the table's own, once the driver's commit names them.
 driver, which brings them into the table by key (``driver``): such a file has a column that marks deletes.
 
 Owns: what goes into which file. Must not know: the order of acts, any commit. Neighbours: ``files`` (writing),
-``driver`` (which is handed what ``staged`` gives).
+``driver`` (which is handed what ``task_output`` gives).
 """
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,9 +20,10 @@ import pyarrow.compute as pc
 
 from avow.errors import ProtocolViolation
 from avow.ledger import Counts, Fingerprint, OffsetRange
-from avow.settings import Lake, PipelineConfig
+from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Rows, Written, refuse_whole
 from avow.sinks.lake import letters as graveyard
+from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.files import DataFile, FileWriter, Place
 
 DELETED = "__avow_deleted"  # marks a tombstone in a note; settings keep the name free
@@ -55,17 +55,17 @@ class Staged:
     done: OffsetRange
     counts: Counts
     last: Fingerprint | None
-    files: list[DataFile] = field(default_factory=list)
-    letters: list[DataFile] = field(default_factory=list)
+    files: tuple[DataFile, ...] = ()
+    letters: tuple[DataFile, ...] = ()
 
 
 class LakeStaging:
     """The sink as one task sees it."""
 
-    def __init__(self, pipeline: PipelineConfig, run: int, brief: bytes) -> None:
-        assert isinstance(pipeline.sink, Lake)
+    def __init__(self, pipeline: PipelineConfig, run: int, brief: Brief) -> None:
+        assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink, self._run = pipeline, pipeline.sink, run
-        self._brief: Brief = pickle.loads(brief)
+        self._brief = brief
         self._rows = Writers(pipeline, run, self._brief, self._sink)
         self._notes: FileWriter | None = None
         self._letters: list[DataFile] = []
@@ -142,19 +142,19 @@ class LakeStaging:
         writer.write(graveyard.as_rows(letters, self._run, datetime.now(UTC), self._brief.letter_schema))
         self._letters += writer.close()
 
-    def staged(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> bytes:
+    def task_output(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> Staged:
         """End the files, and say what there is for the driver."""
         files = self._notes.close() if self._notes is not None else self._rows.close()
         rows = sum(file.rows for file in files)
         if rows != self._supplied:
             raise ProtocolViolation(f"{rows} rows of {done} are in files, and {self._supplied} were supplied")
-        return pickle.dumps(Staged(done, counts, last, files, self._letters))
+        return Staged(done, counts, last, tuple(files), tuple(self._letters))
 
 
 class Writers:
     """A writer for each value by which files are put."""
 
-    def __init__(self, pipeline: PipelineConfig, run: int, brief: Brief, sink: Lake) -> None:
+    def __init__(self, pipeline: PipelineConfig, run: int, brief: Brief, sink: LakeConfig) -> None:
         self._name, self._brief, self._sink = (pipeline.name, run), brief, sink
         self._by = brief.partition
         self._schema = brief.schema
@@ -238,7 +238,7 @@ def note_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([one.with_nullable(True) for one in schema] + [pa.field(DELETED, pa.bool_())])
 
 
-def partition_values(rows: pa.RecordBatch, sink: Lake) -> pa.Array:
+def partition_values(rows: pa.RecordBatch, sink: LakeConfig) -> pa.Array:
     """The value by which each row is put."""
     assert sink.partition_by is not None
     column = rows.column(sink.partition_by.column)

@@ -4,9 +4,3 @@
 ``store`` is the driver's side (runs, positions); ``task`` is the side of one Spark task, where rows and claim go into
 one transaction; ``letters`` looks at dead letters.
 """
-
-from avow.sinks.postgres.letters import PostgresLetters
-from avow.sinks.postgres.store import Store
-from avow.sinks.postgres.task import PostgresTask
-
-__all__ = ["PostgresLetters", "PostgresTask", "Store"]

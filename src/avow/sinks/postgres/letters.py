@@ -7,8 +7,9 @@ import json
 from datetime import datetime
 
 from avow.kafka.log import TopicPartition
-from avow.settings import PipelineConfig, Postgres
+from avow.settings import PipelineConfig
 from avow.sinks.base import GLIMPSE_BYTES, DeadLetter, Glimpse, Selection
+from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.session import Session, as_sink_error
 
 
@@ -62,7 +63,7 @@ class PostgresLetters:
     """The dead letters of one pipeline, for looking at."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, Postgres)
+        assert isinstance(pipeline.sink, PostgresConfig)
         self._name = pipeline.name
         self._session = Session(pipeline.sink.url.get_secret_value(), "avow-letters")
 

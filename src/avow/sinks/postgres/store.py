@@ -17,9 +17,10 @@ from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
-from avow.settings import PipelineConfig, Postgres
+from avow.settings import PipelineConfig
 from avow.sinks.base import GIVEN_UP_BATCH, Claim, Claimed, Held, Move
 from avow.sinks.postgres import tables
+from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.session import Queries, Session, as_sink_error, literal, name
 
 # Each is run once, in order, in one transaction with the version it makes. Never edit one that has been released.
@@ -187,7 +188,7 @@ class Store:
     """What the driver asks of the sink. One connection; not for use by two threads at once."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, Postgres)
+        assert isinstance(pipeline.sink, PostgresConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._url = pipeline.sink.url.get_secret_value()
@@ -204,8 +205,11 @@ class Store:
     def close(self) -> None:
         self._session.close()
 
-    def brief(self) -> bytes:
-        return b""
+    def task_context(self) -> None:
+        return None  # a task asks the database itself
+
+    def keepalive(self) -> None:
+        return None
 
     def prepare(self) -> None:
         """Make or upgrade schema ``avow``."""

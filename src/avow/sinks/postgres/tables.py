@@ -18,8 +18,9 @@ from adbc_driver_manager import Error as DatabaseError
 
 from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
-from avow.settings import REST_COLUMN, Postgres, Table
+from avow.settings import REST_COLUMN
 from avow.sinks.json import NotJson, value_text
+from avow.sinks.postgres.config import PostgresConfig, Table
 from avow.sinks.postgres.session import Session, message, name
 
 _TYPES = {
@@ -73,7 +74,7 @@ def column_type(type_: Type) -> str:
             return "jsonb"
 
 
-def columns(fields: tuple[Field, ...], sink: Postgres, *, rest: bool) -> list[Column]:
+def columns(fields: tuple[Field, ...], sink: PostgresConfig, *, rest: bool) -> list[Column]:
     """The sink's columns: the payload's, ``_rest`` where unknown fields are kept, and the four of lineage."""
     payload = [
         Column(field.name, column_type(field.type), field.required or field.name in sink.key) for field in fields
@@ -94,7 +95,7 @@ def full_name(table: Table) -> str:
     return ".".join(name(part) for part in (table.schema, table.name) if part)
 
 
-def make_or_check(session: Session, sink: Postgres, wanted: list[Column]) -> bool:
+def make_or_check(session: Session, sink: PostgresConfig, wanted: list[Column]) -> bool:
     """Make the table if it is absent (True), else refuse it unless it can take every row as it is."""
     found = _found(session, sink.table)
     if found is not None:
@@ -142,7 +143,7 @@ def _found(session: Session, table: Table) -> dict[str, _Found] | None:
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
 
 
-def _check_kind_and_rights(session: Session, sink: Postgres, wanted: list[Column]) -> None:
+def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[Column]) -> None:
     """What every write would fail with, before anything is read."""
     ((kind, user),) = session.query(
         "SELECT relkind::text, current_user::text FROM pg_class WHERE oid = to_regclass($1)", full_name(sink.table)
@@ -188,7 +189,7 @@ def _check_kind_and_rights(session: Session, sink: Postgres, wanted: list[Column
         )
 
 
-def _differences(wanted: list[Column], found: dict[str, _Found], sink: Postgres) -> Iterator[str]:
+def _differences(wanted: list[Column], found: dict[str, _Found], sink: PostgresConfig) -> Iterator[str]:
     for column in wanted:
         there = found.get(column.name)
         if there is None:
@@ -205,7 +206,7 @@ def _differences(wanted: list[Column], found: dict[str, _Found], sink: Postgres)
             yield f"column {other!r} is NOT NULL without a default, and the pipeline has no value for it"
 
 
-def _key_differences(session: Session, sink: Postgres) -> Iterator[str]:
+def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
     if not sink.key:
         return
     rows = session.query(

@@ -19,9 +19,10 @@ from adbc_driver_manager import Error as DatabaseError
 from avow.errors import ConfigError, ProtocolViolation
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
-from avow.settings import REST_COLUMN, PipelineConfig, Postgres
+from avow.settings import REST_COLUMN, PipelineConfig
 from avow.sinks.base import DeadLetter, Move, Refusal, Rows, Selection, Written, refuse_whole
 from avow.sinks.postgres import session, store, tables
+from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.letters import select
 from avow.sinks.postgres.session import name
 
@@ -34,7 +35,7 @@ class PostgresTask:
     """The sink as one task sees it. ``begin`` opens an act, which is one transaction."""
 
     def __init__(self, pipeline: PipelineConfig, run: int) -> None:
-        assert isinstance(pipeline.sink, Postgres)
+        assert isinstance(pipeline.sink, PostgresConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._run = run

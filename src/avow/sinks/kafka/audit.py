@@ -31,21 +31,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
-from avow.audit.content import CONTENT, Contents
-from avow.audit.findings import Finding, Kind, Offsets, Span, Spans
-from avow.audit.judge import Known
 from avow.errors import SinkError, TopicRecreated
+from avow.findings import Finding, Kind, Offsets, Span, Spans
 from avow.kafka.headers import headers_of
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.schema import Field
-from avow.settings import Kafka, PipelineConfig
+from avow.settings import PipelineConfig
 from avow.sinks.base import Selection
 from avow.sinks.kafka import letters as dead
 from avow.sinks.kafka import register
 from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours, several
+from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
 from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Mapper, output_topics, read_origin
 from avow.sinks.kafka.store import Store
+from avow.sinks.reading import CONTENT, Contents, Known
 
 SHORT_BYTES = 40
 SPILL_ROWS = 50_000
@@ -57,7 +57,7 @@ class KafkaReading:
     """The output of one pipeline, up to where it ended at one moment."""
 
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
-        assert isinstance(pipeline.sink, Kafka)
+        assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._offset = pipeline.sink.lineage[2]
@@ -80,7 +80,7 @@ class KafkaReading:
             self._kept = store.kept(stable=True)
             ends = self._output_ends()
             try:
-                written_to = [*ends, self._pipeline.dead_letter_topic]
+                written_to = [*ends, dead_letter_topic(self._pipeline)]
                 self._clients.topic_ids(written_to, *(kept.topics for kept in self._kept.values()))
             except TopicRecreated as error:
                 self._made_again = str(error)
@@ -103,7 +103,7 @@ class KafkaReading:
 
     def _forgetful(self, ends: dict[str, dict[int, int]]) -> Iterator[str]:
         """Why the output may lack what was in it. Asked when it has been read: retention goes on meanwhile."""
-        for topic in (*(topic for topic, parts in ends.items() if parts), self._pipeline.dead_letter_topic):
+        for topic in (*(topic for topic, parts in ends.items() if parts), dead_letter_topic(self._pipeline)):
             gone = {number: start for number, start in self._clients.starts(topic).items() if start > 0}
             for number, start in sorted(gone.items()):
                 yield f"{topic}/{number} begins at offset {start:,}"
@@ -118,7 +118,7 @@ class KafkaReading:
 
     def _letters(self) -> dict[str, list[int]]:
         found: defaultdict[str, list[int]] = defaultdict(list)
-        for letter, _ in dead.standing(self._clients, self._pipeline.dead_letter_topic, Selection()).values():
+        for letter, _ in dead.standing(self._clients, dead_letter_topic(self._pipeline), Selection()).values():
             found[f"{letter.topic}/{letter.partition}"].append(letter.offset)
         return {where: sorted(offsets) for where, offsets in found.items()}
 
@@ -158,7 +158,7 @@ class KafkaReading:
                 np.array([n] if claimed else [], np.int64) for n in (kept.claimed_from, kept.entry.position)
             )
             found[where] = Known(kept.entry, kept.start, starts, untils)
-        begun = register.read(self._clients, self._pipeline.dead_letter_topic)
+        begun = register.read(self._clients, dead_letter_topic(self._pipeline))
         lost = {where: began for where, began in begun.items() if where not in found}
         self._refuse_lost(lost)
         for where, began in lost.items():

@@ -13,24 +13,24 @@ from typing import Self
 
 import pyarrow as pa
 
-from avow.audit.findings import Offsets
-from avow.audit.judge import Known
-from avow.audit.table import TableReading
+from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.schema import Array, Field, Map, Struct
-from avow.settings import REST_COLUMN, PipelineConfig, Postgres
+from avow.settings import REST_COLUMN, PipelineConfig
+from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.session import Session, as_sink_error, literal, name
 from avow.sinks.postgres.tables import full_name
+from avow.sinks.reading import Known, TableReading
 
 
 class PostgresReading(TableReading, Session):
     """A connection that sees one moment of the database: its own, or one that another exported."""
 
-    _sink: Postgres
+    _sink: PostgresConfig
 
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
-        assert isinstance(pipeline.sink, Postgres)
+        assert isinstance(pipeline.sink, PostgresConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         super().__init__(self._sink.url.get_secret_value(), "avow-audit")

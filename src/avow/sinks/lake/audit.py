@@ -17,22 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.audit.compare import NONE
-from avow.audit.findings import Offsets
-from avow.audit.judge import Known
-from avow.audit.table import TableReading
 from avow.errors import SinkError
+from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
-from avow.settings import Lake, PipelineConfig
-from avow.sinks import lake_tables
+from avow.settings import PipelineConfig
+from avow.sinks.lake.config import LakeConfig
+from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.redrive import there
 from avow.sinks.lake.table import Chosen, LakeTable
+from avow.sinks.reading import Known, TableReading
 
 
 class LakeReading(TableReading):
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
-        assert isinstance(pipeline.sink, Lake)
+        assert isinstance(pipeline.sink, LakeConfig)
         self._sink = pipeline.sink
         self._rows, self._letters = lake_tables(pipeline)
         if snapshot is None:
@@ -60,8 +59,8 @@ class LakeReading(TableReading):
             return {}
         # A lake keeps no log of claims beside its commits, so there is none to check for gaps.
         book = self._rows.book()
-        entries = book.entries()
-        return {where: Known(entries[where], held.start, NONE, NONE) for where, held in book.held.items()}
+        entries, none = book.entries(), np.empty(0, np.int64)
+        return {where: Known(entries[where], held.start, none, none) for where, held in book.held.items()}
 
     def letters(self, where: TopicPartition) -> Offsets:
         """Those of claimed records: what was buried for a claim that has not come yet is not there yet."""

@@ -1,0 +1,76 @@
+"""Plugins by the word that a pipeline file has for them: ``sink.kind``.
+
+avow's own are in the table below, and those of other packages are entry points of the group ``avow.sinks``. The table
+and not entry points for our own: they are then found wherever the package is, also where it has no installed metadata
+(a source tree, a zip file on Spark's executors), and no command reads the metadata of every installed package to find
+them. An entry point does not take the place of one of ours.
+
+A plugin's module is imported when it is asked for, and must not import the client that it writes with: ``avow plan``
+and the reading of a pipeline file need none.
+
+Owns: finding them. Must not know: what a plugin is. Neighbours: ``settings`` (which reads ``[sink]`` by the plugin's
+``Config``) and ``sinks`` (which opens them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any
+
+from avow.errors import ConfigError
+
+
+class Registry(Mapping[str, Any]):
+    """Plugins of one group by name; each is imported when it is asked for."""
+
+    def __init__(self, group: str, own: Mapping[str, str]) -> None:
+        self._group, self._own = group, own
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            place = self._own.get(name) or _entry_points(self._group)[name]
+            self._loaded[name] = load(place, f"{self._group} {name!r}")
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in _entry_points(self._group)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._own, *self._others()])
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._others())
+
+    def _others(self) -> list[str]:
+        return [name for name in _entry_points(self._group) if name not in self._own]
+
+
+@cache
+def _entry_points(group: str) -> Mapping[str, str]:
+    return {point.name: point.value for point in sorted(metadata.entry_points(group=group))}
+
+
+def load(place: str, what: str) -> Any:
+    """What ``MODULE:NAME`` names."""
+    module, _, name = place.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the plugin {what} cannot be loaded from {place}: {error}",
+            advice="Install what it needs, or uninstall the package that brings it.",
+        ) from error
+
+
+SINKS = Registry(
+    "avow.sinks",
+    {
+        "postgres": "avow.sinks.postgres.plugin:POSTGRES",
+        "delta": "avow.sinks.delta.plugin:DELTA",
+        "iceberg": "avow.sinks.iceberg.plugin:ICEBERG",
+        "kafka": "avow.sinks.kafka.plugin:KAFKA",
+    },
+)

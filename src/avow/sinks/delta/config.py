@@ -1,0 +1,47 @@
+"""``[sink]`` with ``kind = "delta"``.
+
+Owns: its keys and the rules of their values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from avow.settings import ClientSettings, Problem
+from avow.settings.values import client_settings, climbs, has_control, raise_if_any, refuse
+from avow.sinks.lake.config import SCHEMES, STORE_OPTIONS, LakeConfig
+
+
+def lake_path(value: str) -> str:
+    allowed = "a folder, or s3://bucket/folder"
+    found = re.match(r"([^/]*):/+", value)
+    if not value or has_control(value) or (found and (found[1] not in SCHEMES or found.end() == len(value))):
+        refuse("is not a place for a table", allowed)
+    if climbs(value) or "%" in value or "\\" in value:
+        refuse("holds .., % or a backslash", allowed)
+    return value.rstrip("/") or "/"
+
+
+def store_settings(value: Any) -> dict[str, str]:
+    settings = client_settings(value)
+    unknown = [name for name in settings if name.lower().removeprefix("aws_") not in STORE_OPTIONS]
+    allowed = f"{', '.join(STORE_OPTIONS)}, with or without aws_ before it"
+    raise_if_any([Problem((name,), "is not an option that avow hands on", allowed) for name in unknown])
+    return settings
+
+
+class DeltaConfig(LakeConfig):
+    """[sink] with kind = "delta"."""
+
+    kind: Literal["delta"] = Field(description='"delta"')
+    path: Annotated[str, AfterValidator(lake_path)] = Field(description="a folder, or s3://bucket/folder")
+    options: Annotated[ClientSettings, BeforeValidator(store_settings)] = Field(
+        {}, description="a table of the store's settings"
+    )
+
+    @property
+    def target(self) -> str:
+        return f"table {self.shown('path')}"
