@@ -18,6 +18,7 @@ from avow.plan import load_checked
 
 FILE = Path(__file__).parents[2] / "examples" / "payments.toml"
 SPARKS_ZIP = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
+SPARKS_JAR = Path(pyspark.__file__).parent / "jars" / "spark-core_2.13-4.1.3.jar"
 
 
 def settings(tmp_path: Path, spark: str = "", *, short: bool = False, archive: Path | None = None) -> dict[str, str]:
@@ -84,19 +85,19 @@ def test_a_failpoint_reaches_executors_elsewhere(tmp_path: Path, monkeypatch: py
     assert "AVOW" not in str(settings(tmp_path, 'master = "yarn"'))
 
 
-def test_a_worker_keeps_the_zips_of_the_users_own(tmp_path: Path) -> None:
-    """Only Spark's own zips give way to the installed pyspark; a short path is not stumbled over."""
+def test_a_worker_keeps_the_archives_of_the_users_own(tmp_path: Path) -> None:
+    """Only Spark's own archives give way to the installed pyspark; a short path is not stumbled over."""
     mine = tmp_path / "python" / "lib" / "mine.zip"
     told = subprocess.run(
         [sys.executable, "-c", "import sys; from avow.engines import daemon; print(*sys.path, sep='\\n')"],
-        env=os.environ | {"PYTHONPATH": f"{SPARKS_ZIP}:{mine}:{tmp_path}:/mine.zip"},
+        env=os.environ | {"PYTHONPATH": f"{SPARKS_ZIP}:{SPARKS_JAR}:{mine}:{tmp_path}:/mine.zip"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert told.returncode == 0, told.stderr
     path = told.stdout.splitlines()
-    assert str(SPARKS_ZIP) not in path
+    assert not {str(SPARKS_ZIP), str(SPARKS_JAR)} & set(path)
     assert {str(mine), "/mine.zip"} <= set(path)
 
 
