@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from pydantic import SecretStr
-from tests.debian import program
 from tests.fix_sinks import SCHEMA, TOPIC, Bench, batch, record
 
 from avow.clients.ledgered import Transaction
@@ -27,6 +26,7 @@ from avow.errors import ConfigError, PositionBehind
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import PortPicker
+from avow.prove.pooler import Pooler
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import Refusal, Remarking, Selection
@@ -432,11 +432,20 @@ def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
     assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3"
 
 
-@pytest.fixture
-def pooled(b: Bench) -> Iterator[str]:
-    """A URL through PgBouncer, with a single connection to the server for everybody."""
+@pytest.fixture(params=["own", *(["pgbouncer"] if shutil.which("pgbouncer") else [])])
+def pooled(b: Bench, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A URL through a pooler in transaction mode, with a single connection to the server for everybody: one of our own
+    and, where it is installed, PgBouncer."""
     at = urlsplit(b._url)
     port = PortPicker().free()
+    url = b._url.replace(f":{at.port}/", f":{port}/")
+    if request.param == "own":
+        assert at.port is not None
+        pooler = Pooler(port, at.port).start()
+        yield url
+        pooler.stop()
+        assert pooler.servers < pooler.clients < pooler.transactions
+        return
     folder = Path(tempfile.mkdtemp(prefix="avow-test-"))  # that another user can read
     folder.chmod(0o755)
     (folder / "users").write_text('"postgres" ""\n')
@@ -446,9 +455,8 @@ def pooled(b: Bench) -> Iterator[str]:
         "pool_mode = transaction\ndefault_pool_size = 1\n"
     )
     arguments = ["-u", "nobody"] if os.getuid() == 0 else []
-    child = subprocess.Popen([program("pgbouncer"), *arguments, folder / "ini"], stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(["pgbouncer", *arguments, folder / "ini"], stderr=subprocess.DEVNULL)
     try:
-        url = b._url.replace(f":{at.port}/", f":{port}/")
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -480,6 +488,9 @@ def test_behind_a_pooler_nothing_of_ours_stays_on_its_connections(b: Bench, pool
         with b.run(declared) as newer:  # and nobody else's connection is ended by the next run
             newer.deliver({0: [record(5)]})
         assert other.execute("SELECT 1").fetchone() == (1,)
+        with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as careless:
+            careless.execute("SET work_mem = '5MB'")
+        assert other.execute("SHOW work_mem").fetchone() == ("5MB",), "what is set on a connection, others find there"
     assert b.ids() == [0, 2, 3, 4, 5, *range(10, 15)]
 
 

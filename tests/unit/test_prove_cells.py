@@ -36,7 +36,7 @@ from avow.prove.scene import witness_of
 from avow.sinks import SINKS
 
 MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
-NUMBERS = set(range(34)) - {19}  # 19 was Spark's checkpoint: there is none
+NUMBERS = set(range(36)) - {19}  # 19 was Spark's checkpoint: there is none
 
 FINE = Seen(fired=("it did",), check={}, audit={}, audit_verdict="held", records=100, drained=True)
 
@@ -129,8 +129,8 @@ def test_quick_of_one_sink_has_what_concerns_it_and_its_own_canaries(sink: str) 
     numbers = Counter(found.fault.number for found in cells if found.engine == "spark")
     elsewhere = {fault.number for fault in FAULTS.values() if fault.only} - numbers.keys()
     assert numbers == dict.fromkeys(NUMBERS - {25} - elsewhere, 1) | {0: len(CANARIES)}
-    only = {"kafka": {13, 14}, "postgres": {15, 16, 32}, "delta": {17}, "iceberg": {17}}
-    assert elsewhere == {*range(13, 18), 32} - only[sink]
+    only = {"kafka": {13, 14, 34}, "postgres": {15, 16, 32, 35}, "delta": {17}, "iceberg": {17}}
+    assert elsewhere == {*range(13, 18), 32, 34, 35} - only[sink]
 
 
 def test_the_command_lists_one_sink_or_several(tmp_path: Path) -> None:
@@ -318,6 +318,14 @@ def test_without_a_crash_not_even_what_is_permitted_may_appear() -> None:
     stop = replace(FINE, drained=False, exit_code=14)
     assert judge(cell("dead-letter-stop", MOST), stop)[0] is Verdict.HELD, "the audit has no word for it"
     assert judge(cell("dead-letter-stop", MOST), replace(stop, check={"lost": 1}))[0] is Verdict.BROKEN
+
+
+def test_what_a_fault_destroys_is_not_the_pipelines_loss() -> None:
+    due = Cell(FAULTS["output-recreated-live"], EXACTLY, "kafka")
+    stopped = replace(FINE, drained=False, exit_code=10, check={"lost": 9}, audit={"lost": 9, "topic-recreated": 9})
+    assert judge(due, stopped)[0] is Verdict.HELD
+    assert judge(due, replace(stopped, exit_code=0))[0] is Verdict.BROKEN
+    assert judge(due, replace(stopped, check={"duplicated": 1}))[0] is Verdict.BROKEN
 
 
 def test_what_the_run_itself_did_wrong_breaks() -> None:

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from avow import ledger, sinks
 from avow.engines import sql
+from avow.engines.failpoints import failpoint
 from avow.engines.task import decode_batch
 from avow.errors import RetentionLoss
 from avow.guarantee import Guarantee
@@ -104,6 +105,7 @@ def _redrive_some(
         written = len([letter for letter in delivered if letter.offset in in_table]) - applied.skipped
         if delivered:
             sink.unbury(delivered, written, len(delivered) - written)
+            failpoint("redriven", 0)  # everything is handed over, and nothing of it is committed
     return Redriven(written, len(delivered) - written, len(letters) - len(delivered)), letters[-1].offset
 
 

@@ -93,6 +93,7 @@ class Fault:
     stop: tuple[int, str] | None = (
         None  # a named stop is right here: its exit code, and the audit's word for it, if any
     )
+    destroys: bool = False  # with what it does, records that were delivered are gone: that is not the pipeline's loss
     live: bool = False  # the run that is hurt stops by itself; else it is stopped first, and the next one must refuse
     crash: bool = True  # something dies or an answer is lost; else not even what the guarantee permits may appear
     in_mix: bool = False
@@ -233,6 +234,23 @@ _FAULTS = (
     ),
     _before(
         33, "refused-start", "a second start, which is refused, beside a healthy run", crash=False, engines=PIPELINES
+    ),
+    _fault(
+        *(34, "output-recreated-live", "output topic deleted and made again while a run writes to it"),
+        hold_s=(0, 0),
+        stop=(10, "topic-recreated"),
+        destroys=True,
+        live=True,
+        alone=True,
+        only=_KAFKA,
+        engines=PIPELINES,
+    ),
+    _fault(
+        *(35, "behind-a-pooler", "PostgreSQL behind a pooler in transaction mode, and the driver kill -9"),
+        hold_s=(0, 0),
+        alone=True,
+        only=_POSTGRES,
+        engines=PIPELINES,
     ),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
     _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),
@@ -439,6 +457,7 @@ def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
     allowed = {str(anomaly) for anomaly in cell.guarantee.permits} if cell.fault.crash else set()
     allowed |= {"ledger-behind"} if cell.guarantee is LEAST else set()
     allowed |= {cell.fault.stop[1]} if cell.fault.stop else set()
+    allowed |= {str(Anomaly.LOST)} if cell.fault.destroys else set()
     wrong = {
         f"{count:,} {kind} ({who})"
         for who, found in (("check", seen.check), ("audit", seen.audit))

@@ -17,6 +17,7 @@ from avow.prove.faults.base import CannotRun, Fault
 from avow.prove.faults.brokers import AllBrokersKilled, BrokerPaused, ControllerKilled, CoordinatorKilled, LeaderKilled
 from avow.prove.faults.canaries import CanaryDoubles, CanaryDrops, CanarySwapped
 from avow.prove.faults.database import (
+    BehindAPooler,
     CommitReplyLost,
     FailoverLostCommits,
     PostgresCut,
@@ -43,6 +44,7 @@ from avow.prove.faults.records import DeadLetterStop, PoisonRecords, RedriveAfte
 from avow.prove.faults.sparks import ExecutorKilled, SparkMasterKilled, SparkWorkerKilled
 from avow.prove.faults.topics import (
     LogTruncated,
+    OutputRecreatedLive,
     PartitionAddedBetweenRuns,
     PartitionsAdded,
     RefusedStart,
@@ -106,6 +108,8 @@ BUILT: Mapping[str, Callable[[Scene, int, float], Fault]] = MappingProxyType(
         "dead-letter-stop": DeadLetterStop,
         "failover-lost-commits": FailoverLostCommits,
         "refused-start": RefusedStart,
+        "output-recreated-live": OutputRecreatedLive,
+        "behind-a-pooler": BehindAPooler,
         "canary-swapped": CanarySwapped,
         "canary-drops": CanaryDrops,
         "canary-doubles": CanaryDoubles,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from signal import SIGQUIT
+from signal import SIGKILL, SIGQUIT
 
 import psutil
 import psycopg
 
+from avow.local.cluster import PortPicker
 from avow.prove.faults.base import WAIT_S, Fault
 from avow.prove.faults.network import NetworkFault
+from avow.prove.pooler import Pooler
 from avow.prove.proxy import LostReply, Proxy
 
 
@@ -80,6 +82,40 @@ class FailoverLostCommits(Fault):
     def fired(self) -> str:
         return (
             f"the server that took over had not received the claims of {self._lost} offsets" if self._lost > 0 else ""
+        )
+
+
+class BehindAPooler(Fault):
+    """All of the pipeline's connections share a few of the server's, a transaction at a time; and a driver dies, with
+    what it had set and begun on them."""
+
+    size = 3
+    _pooler: Pooler | None = None
+    _killed = False
+
+    def prepare(self) -> None:
+        self._pooler = Pooler(PortPicker().free(), self.site.postgres.port, self.size).start()
+        self.env = {"DATABASE_URL": self.site.url.replace(f":{self.site.postgres.port}/", f":{self._pooler.port}/")}
+
+    def inject(self) -> None:
+        scene, driver = self.scene, self.scene.driver
+        driver.kill()
+        self._killed = driver.code == -SIGKILL
+        before = scene.claimed()
+        scene.start(env=self.env)
+        scene.until_claimed_more(before)
+
+    def close(self) -> None:
+        if self._pooler is not None:
+            self._pooler.stop()
+
+    def fired(self) -> str:
+        pooler = self._pooler
+        if pooler is None or not self._killed or pooler.transactions < 10 * pooler.servers:
+            return ""
+        return (
+            f"{pooler.transactions} transactions of {pooler.clients} clients on {pooler.servers} connections to "
+            "PostgreSQL, and a driver died of SIGKILL"
         )
 
 

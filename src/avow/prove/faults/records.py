@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from signal import SIGKILL
 from types import MappingProxyType
 from typing import Any
 
+from avow.engines import failpoints
 from avow.prove.check import SCHEMA, checksum, value
 from avow.prove.driver import Driver
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
@@ -39,7 +41,8 @@ def undeclared_field(number: int, key: int) -> dict[str, Any]:
 class _Redriving(_OwnRecords):
     """One record in 25 is bad at first, and good for a redrive."""
 
-    declares = ANY_SHARE
+    # A lake takes one commit at a time, and a redrive's is long: beside a run that commits twice a second none gets in.
+    declares = MappingProxyType({**ANY_SHARE, "batch": MappingProxyType({"interval": "2s"})})
     dead_least = 20
     _redrives: list[Driver]
 
@@ -60,9 +63,9 @@ class _Redriving(_OwnRecords):
         text = audit.read_text(encoding="utf-8")
         audit.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
 
-    def start(self) -> Driver:
+    def start(self, env: Mapping[str, str] = MappingProxyType({})) -> Driver:
         log = self.scene.folder / f"redrive-{len(self._redrives) + 1}.log"
-        env = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.scene.temporary)}
+        env = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.scene.temporary), **env}
         self._redrives.append(Driver(["dead-letters", "redrive", str(self._file), "--json"], log, env))
         return self._redrives[-1]
 
@@ -72,9 +75,20 @@ class _Redriving(_OwnRecords):
         with suppress(ValueError, IndexError):
             self._done += json.loads(redrive.log.read_text().splitlines()[-1])["written"]
 
+    def start_paused(self) -> Driver:
+        """One that stands still when it has handed everything to the sink and committed nothing; or has ended, if it
+        found no dead letter that may be redriven."""
+        folder = Path(self.scene.folder, f"redrive-failpoint-{len(self._redrives) + 1}").absolute()
+        folder.mkdir()
+        redrive = self.start({failpoints.VARIABLE: f"redriven:0:stop:{folder}"})
+        self.scene.until(lambda: redrive.paused or not redrive.alive, WAIT_S)
+        return redrive
+
     def kill(self, redrive: Driver, after_s: float) -> None:
-        """In the midst of its work, if it is still at it."""
-        redrive.wait(after_s)
+        """Where it stands still; or, ``after_s`` above 0, so long after it goes on: in the midst of its commits."""
+        if after_s:
+            redrive.resume()
+            redrive.wait(after_s)
         redrive.kill()
         self._killed += redrive.code == -SIGKILL
 
@@ -93,21 +107,25 @@ class RedrivesBesideARun(_Redriving):
     rounds = 3
 
     def inject(self) -> None:
-        self._beside = 0
-        for _ in range(self.rounds):
+        self._beside = self._in_midst = 0
+        for number in range(self.rounds):
             self.until_dead()
             self._beside += self.scene.driver.alive
-            first, second = self.start(), self.start()
-            self.kill(first, self.chance.uniform(1.5, 4))
+            first = self.start_paused()
+            self._in_midst += first.paused
+            second = self.start()
+            second.wait(self.chance.uniform(0.5, 3))
+            self.kill(first, self.chance.uniform(0.01, 0.5) if number else 0)
             self.finish(second)
         self.finish(self.start())
 
     def fired(self) -> str:
-        if not (self._beside and self._killed and self._done):
+        if not (self._beside and self._in_midst and self._killed and self._done):
             return ""
         return (
             f"{len(self._redrives)} redrives beside a run, two at a time, delivered {self._done} dead letters or more; "
-            f"{self._killed} of them died of SIGKILL"
+            f"{self._in_midst} stood still before their commit, and {self._killed} of them died of SIGKILL there or "
+            "during it"
         )
 
 

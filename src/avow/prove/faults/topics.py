@@ -6,11 +6,13 @@ import json
 from contextlib import suppress
 from types import MappingProxyType
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from avow.errors import SourceError
+from avow.guarantee import Guarantee
+from avow.prove.check import read_places
 from avow.prove.driver import Driver
 from avow.prove.faults.base import WAIT_S, Fault
 from avow.prove.workload import Workload
@@ -88,6 +90,49 @@ class TopicRecreatedLive(TopicRecreated):
         self.scene.until(lambda: not driver.alive, WAIT_S)
 
 
+class OutputRecreatedLive(Fault):
+    """The topic that a run writes to. What it held is gone, and a run that went on would hide that."""
+
+    _made = _now = ""
+
+    def inject(self) -> None:
+        scene, output = self.scene, self.scene.witness.table
+        if scene.follower is not None:  # for who reads it, it vanishes, whatever the run does
+            scene.follower.stop()
+            scene.follower = None
+        driver, before, was = scene.driver, self.site.ends(output), self._id(output)
+        scene.workload.burst(3_000)
+        client = self.site.admin()
+        client.delete_topics([output], operation_timeout=30)[output].result()
+        scene.until(lambda: self._made_again(output, len(before), was), 60)
+        if self._now:
+            self._made = f"the output held {sum(before.values())} offsets as topic id {was}, and has id {self._now} now"
+        scene.until(lambda: not driver.alive, WAIT_S)
+
+    def _made_again(self, output: str, partitions: int, was: str) -> bool:
+        with suppress(KafkaException):  # brokers make a topic by themselves that a producer asks for
+            self.site.make_topic(output, partitions)
+        found = self._id(output)
+        self._now = found if found != was else ""  # one broker may still know the one before, or none at all
+        return bool(self._now)
+
+    def _id(self, topic: str) -> str:
+        with suppress(KafkaException):
+            client = self.site.admin()
+            return str(client.describe_topics(TopicCollection([topic]))[topic].result().topic_id)
+        return ""
+
+    def fired(self) -> str:
+        return self._made
+
+    def violation(self) -> str:
+        """Under the weaker words one batch may be written outside of any transaction before its end is refused."""
+        if self.scene.cell.guarantee is not Guarantee.EXACTLY_ONCE:
+            return ""
+        there = len(read_places(self.site.bootstrap, self.scene.witness.table))
+        return f"{there:,} records were committed into the output that was made again" if there else ""
+
+
 class LogTruncated(Fault):
     """An unclean leader election: the only replica left is one that missed records which were claimed."""
 
@@ -100,6 +145,9 @@ class LogTruncated(Fault):
         topic = NewTopic(self.scene.topic, partitions, replica_assignment=replicas, config=config)
         client = self.site.admin()
         client.create_topics([topic], operation_timeout=30)[self.scene.topic].result()
+        if self.scene.cell.sink == "kafka":
+            # The pipeline would give its output two replicas, as the source has, and could not write with one away.
+            self.site.make_topic(self.scene.witness.table, partitions)
 
     def inject(self) -> None:
         scene, site = self.scene, self.site
