@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
+import confluent_kafka as client
 import psutil
 import pyarrow as pa
 import pytest
@@ -710,6 +711,35 @@ def test_a_failure_of_the_sink_ends_the_run_as_one(
         s.drain(path, engine)
     assert ended.value.exit_code == 5
     assert s.ids() == {0: 1}
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "2020-01-01T00:00:00Z"])
+def test_records_that_come_while_a_start_is_planned_do_not_refuse_it(
+    scenario: Make, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    s = scenario(partitions=1)
+    s.produce([payment(0)])
+    pipeline = s.load(s.file(source=f'brokers = "{s.cluster.bootstrap}"\ntopics = ["{s.topic}"]\nstart = "{start}"'))
+    with sinks.driver_sink(pipeline) as store:
+        store.prepare()
+    admin = metadata.admin(s.cluster.bootstrap)
+    first = client.TopicPartition(s.topic, 0, 1)
+
+    def in_between(question: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any) -> Any:
+            answer = question(*args)
+            s.produce([payment(1)])
+            admin.delete_records([first])[first].result(30)  # as retention would
+            return answer
+
+        return asked
+
+    with closing(driver.Driver(pipeline, Observer())) as one:
+        for name in ("view", "declared_start"):
+            monkeypatch.setattr(one.log, name, in_between(getattr(one.log, name)))
+        one.begin()
+        (position,) = one.positions.values()
+        assert position == 1 if start != "latest" else position >= 1
 
 
 def test_a_lag_has_an_age_from_the_start(scenario: Make) -> None:

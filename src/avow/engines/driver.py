@@ -241,11 +241,16 @@ class Driver:
     ) -> dict[TopicPartition, Start]:
         """Ask the rules about every partition. Nothing is changed."""
         source = self._pipeline.source
-        views = self.log.view({where: entries.get(where) for where in known})
         fresh = {where for where in known if not entries.get(where)}
-        from_earliest = set() if isinstance(source.start, Mapping) else fresh & set(added)
+        by_offset = isinstance(source.start, Mapping)
+        from_earliest = set() if by_offset else fresh & set(added)
+        # In this order: the log only grows, so its end, asked later, does not lie before a declared ``latest``. Its
+        # beginning moves on as well, by retention, and a start that was not declared as an offset moves with it.
         declared = self.log.declared_start(source.start, fresh - from_earliest)
         declared |= self.log.declared_start("earliest", from_earliest)
+        views = self.log.view({where: entries.get(where) for where in known})
+        if not by_offset:
+            declared = {where: max(offset, views[where].earliest) for where, offset in declared.items()}
         self._counts |= {where: entry.counts for where in known if (entry := entries.get(where))}
         self._ends |= {where: views[where].end for where in known}
         return {
