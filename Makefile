@@ -37,7 +37,7 @@ format: setup ## Let ruff rewrite what it can
 
 lock: setup ## Refresh requirements.lock and the jar lock to the newest versions allowed
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 \
-	    --upgrade --group dev pyproject.toml --output-file requirements.lock
+	    --upgrade --all-extras --group dev pyproject.toml --output-file requirements.lock
 	$(BIN)/python -m avow.local.jars lock
 
 docs: setup ## Rewrite the generated parts of docs/ from the code's own tables

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from avow.local.broker import Broker
 from avow.local.jars import KAFKA_VERSION
-from avow.local.postgres import BIN
+from avow.local.postgres import programs
 
 COMPOSE = Path(__file__).parents[2].joinpath("compose.yaml").read_text()
 # Where a node is and what it is called: these differ by nature.
@@ -32,4 +32,4 @@ def test_the_brokers_settings_are_the_same() -> None:
 def test_the_versions_are_the_same() -> None:
     assert f"image: apache/kafka:{KAFKA_VERSION}" in COMPOSE
     assert "image: postgres:18" in COMPOSE
-    assert "18" in BIN.parent.name
+    assert "18" in programs().parent.name

@@ -4,13 +4,14 @@ Theory of operation
 -------------------
 The sink's snapshot is taken first and Kafka's last stable offsets after it, so every position of the snapshot lies
 below them unless the ledger is wrong. They are the high-water mark: what comes later is not looked at. ``examine`` then
-says which offsets of which partition can be compared, and ``spark`` compares them. A partition in which no record is
-visible reaches no Spark task; it is compared here, since its rows may still be phantoms. With a key, the keys of both
+says which offsets of which partition can be compared, and ``spark`` or ``inprocess`` compares them, as the pipeline's
+engine is. A partition in which no record is visible reaches no Spark task; it is compared here, since its rows may
+still be phantoms. With a key, the keys of both
 sides are judged in a second pass; where rows do not say which record they came from, what they hold is, on the driver.
 Phantoms are looked up among uncommitted records at last: those are aborted reads.
 
 Owns: the order of these steps. Must not know: how anything is judged, or how Spark does its part. Neighbours:
-``judge``, ``spark``, ``table`` and ``report``.
+``judge``, ``spark`` and ``inprocess``, ``table`` and ``report``.
 """
 
 from __future__ import annotations
@@ -20,32 +21,37 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from avow import sinks
-from avow.audit import spark, table
+from avow.audit import inprocess, table
 from avow.audit.compare import Compared, Tally
 from avow.audit.content import Matched, match
 from avow.audit.judge import ALL_SEEN, Examined, Reservation, examine, miscounted
+from avow.audit.keys import SharedKeys
 from avow.audit.partition import Job, Scope, compare_partition
 from avow.audit.report import Audited, Report, summed_up, unknown
 from avow.audit.topics import compacted
 from avow.decode import arrow_type
-from avow.engines import sql
 from avow.engines.causes import trace, translated
 from avow.engines.columns import sink_columns
 from avow.engines.task import Work
 from avow.errors import AvowError, ProtocolViolation, SinkError
-from avow.findings import Finding, Kind, Span, permits, split_phantoms
+from avow.findings import Finding, Kind, Offsets, Span, permits, split_phantoms
 from avow.guarantee import Guarantee
 from avow.kafka.brokers import about
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import NOTHING, LogView, OffsetRange
+from avow.schema import Field
 from avow.settings import REST_COLUMN, PipelineConfig
 from avow.sinks.reading import CONTENT, Known, Reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from avow.audit import spark
 
 Tell = Callable[[str], None]
 LOGGER = logging.getLogger("avow.audit")  # traces: silent unless somebody listens
@@ -54,7 +60,8 @@ LOGGER = logging.getLogger("avow.audit")  # traces: silent unless somebody liste
 def audit(pipeline: PipelineConfig, session: Callable[[], SparkSession], tell: Tell = lambda _: None) -> Report:
     """Audit a pipeline. What cannot be reached or read makes the verdict unknown, with the reason.
 
-    ``session`` gives a Spark session; it is called when one is needed, and not before.
+    ``session`` gives a Spark session. It is called for a pipeline on Spark, when one is needed, and not before; others
+    are audited in this process.
     """
     try:
         with table.open_reading(pipeline) as reading, Log(pipeline.source, pipeline.name) as log:
@@ -79,7 +86,7 @@ class _State:
     examined: dict[TopicPartition, Examined]
     compared: dict[TopicPartition, Compared] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    shared: spark.SharedKeys = field(default_factory=spark.SharedKeys)
+    shared: SharedKeys = field(default_factory=SharedKeys)
     matched: Matched | None = None  # by content
 
 
@@ -169,9 +176,7 @@ class _Audit:
             for where, scope in scopes.items()
             if scope.until > scope.start
         }
-        fields, rest = (
-            (sql.output_fields(self._session(), pipeline), False) if pipeline.by_sql else sink_columns(pipeline)
-        )
+        fields, rest = self._fields()
         columns = [field.name for field in fields] + ([REST_COLUMN] if rest else [])
         key_types = {CONTENT: pa.int64()}
         if self._contents is None:
@@ -187,11 +192,34 @@ class _Audit:
             by=pipeline.sink.mode if self._contents is None else "content",
         )
 
+    def _fields(self) -> tuple[tuple[Field, ...], bool]:
+        if not self._pipeline.by_sql:
+            return sink_columns(self._pipeline)
+        from avow.engines import sql
+
+        return sql.output_fields(self._session(), self._pipeline), False
+
+    def _comparing(self, job: Job) -> spark.Comparing | inprocess.Comparing:
+        if self._pipeline.engine == "consumer":
+            return inprocess.Comparing(job, self._tell)
+        from avow.audit import spark
+
+        return spark.Comparing(self._session, job)
+
+    def _uncommitted(
+        self, ranges: dict[TopicPartition, OffsetRange], phantoms: list[Finding]
+    ) -> dict[tuple[str, int], Offsets]:
+        if self._pipeline.engine == "consumer":
+            return inprocess.uncommitted(self._pipeline, ranges, phantoms)
+        from avow.audit import spark
+
+        return spark.uncommitted(self._session(), self._pipeline, ranges, phantoms)
+
     def _compare(self, job: Job, state: _State) -> None:
         ranges = job.work.ranges
         offsets = sum(map(len, ranges.values()))
         self._tell(f"comparing {offsets:,} offsets of {len(ranges)} partitions with {self._pipeline.sink.target}")
-        with spark.Comparing(self._session, job) as comparison:
+        with self._comparing(job) as comparison:
             state.compared = comparison.results()
             seen_here = []
             for where in job.scopes.keys() - state.compared.keys():
@@ -224,7 +252,7 @@ class _Audit:
         if not wanted:
             return
         self._tell("looking for the records of phantoms in aborted transactions")
-        there = spark.uncommitted(self._session(), self._pipeline, wanted, phantoms)
+        there = self._uncommitted(wanted, phantoms)
         for finding in phantoms:
             state.findings.remove(finding)
             state.findings += split_phantoms(finding, there[finding.topic, finding.partition])
@@ -269,7 +297,9 @@ class _Audit:
 
 def _key_types(pipeline: PipelineConfig, payload: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
     """The Arrow types of sink.key, lineage columns among them."""
-    lineage = dict(zip(pipeline.sink.lineage, (pa.string(), pa.int32(), pa.int64(), spark.TIME), strict=True))
+    lineage = dict(
+        zip(pipeline.sink.lineage, (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC")), strict=True)
+    )
     types = {name: (lineage | payload)[name] for name in pipeline.sink.key}
     for name, type_ in types.items():
         if pa.types.is_nested(type_):

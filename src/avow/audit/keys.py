@@ -15,13 +15,16 @@ each row is what the record at its own offset gives.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from avow.findings import Kind, Offsets
+from avow.findings import Finding, Kind, Offsets, Spans
 from avow.guarantee import Guarantee
+from avow.kafka.log import TopicPartition
 from avow.settings import Mode
 
 ABSENT = -1
@@ -47,6 +50,33 @@ class Wrong:
     kind: Kind
     partition: npt.NDArray[np.int64]
     offset: Offsets
+
+
+_DETAIL = "by key: the row under it is not the one that should be there, or is absent"
+SHARED_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeys:
+    """Keys in more than one partition."""
+
+    count: int = 0
+    shown: tuple[str, ...] = ()  # a few of them, as JSON
+
+
+def findings(wrong: Iterable[Wrong], partitions: Mapping[int, TopicPartition]) -> list[Finding]:
+    """By kind and partition, whose numbers ``partitions`` has."""
+    by_place: defaultdict[tuple[Kind, int], list[Offsets]] = defaultdict(list)
+    for one in wrong:
+        for part in np.unique(one.partition).tolist():
+            by_place[one.kind, part].append(one.offset[one.partition == part])
+    found = []
+    for (kind, part), offsets in sorted(by_place.items()):
+        spans = Spans()
+        spans.add(np.unique(np.concatenate(offsets)))
+        where = partitions[part]
+        found.append(Finding(kind, where.topic, where.partition, spans.joined(), spans.count, detail=_DETAIL))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ Owns: bringing the two sides together. Must not know: Spark. Neighbours: ``compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,9 +25,12 @@ import pyarrow.compute as pc
 from avow.audit import table
 from avow.audit.compare import NO_ROWS, NONE, By, Compared, Comparison
 from avow.audit.values import Window
-from avow.engines.task import Prepared, Work
-from avow.findings import Offsets
+from avow.engines.task import Prepared, Work, numbers
+from avow.findings import Offsets, Span
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import Reader
+from avow.ledger import OffsetRange
+from avow.settings import PipelineConfig
 from avow.sinks.reading import Reading
 
 
@@ -198,3 +202,13 @@ def _parts(prepared: Iterable[Prepared], job: Job, scope: Scope) -> Iterator[_Pa
 
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0] if batches else None
+
+
+def offsets_of_phantoms(pipeline: PipelineConfig, planned: OffsetRange, spans: Sequence[Span]) -> Iterator[Offsets]:
+    """Of the offsets in these spans, those at which there is a record, committed or not."""
+    starts, untils = np.array([span.start for span in spans]), np.array([span.until for span in spans])
+    with closing(Reader(pipeline.source, pipeline.name, isolation="read_uncommitted")) as reader:
+        for batch in reader.read(planned):
+            offsets = numbers(batch.column("offset"))
+            at = np.searchsorted(starts, offsets, "right") - 1
+            yield offsets[(at >= 0) & (offsets < untils[at])]

@@ -15,8 +15,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pyarrow as pa
@@ -29,31 +28,19 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from avow.audit import keys
 from avow.audit.compare import NONE, Compared
 from avow.audit.content import Due
-from avow.audit.partition import Job, compare_partition
+from avow.audit.keys import SHARED_SHOWN, SharedKeys
+from avow.audit.partition import Job, compare_partition, offsets_of_phantoms
 from avow.engines import sql
 from avow.engines.spark import begin_task, task_per_range
 from avow.engines.task import Prepared, decoded, numbers
-from avow.findings import Finding, Kind, Offsets, Spans
+from avow.findings import Finding, Kind, Offsets
 from avow.kafka.log import TopicPartition
-from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
 from avow.settings import PipelineConfig
-
-TIME = pa.timestamp("us", "UTC")
-SHARED_SHOWN = 5
-
 
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
-
-
-@dataclass(frozen=True, slots=True)
-class SharedKeys:
-    """Keys in more than one partition."""
-
-    count: int = 0
-    shown: tuple[str, ...] = ()  # a few of them, as JSON
 
 
 class Comparing(AbstractContextManager["Comparing"]):
@@ -105,7 +92,8 @@ class Comparing(AbstractContextManager["Comparing"]):
         by_key = histories.groupBy(*names).agg(f.collect_list(each).alias("histories"))
         pipeline = self._job.work.pipeline
         wrong = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
-        return self._named(wrong), _shared(wrong)
+        where = {scope.number: one for one, scope in self._job.scopes.items()}
+        return keys.findings(_wrongs(wrong), where), _shared(wrong)
 
     def due(self) -> Due:
         """By content, all that is due."""
@@ -113,23 +101,6 @@ class Comparing(AbstractContextManager["Comparing"]):
             return Due(NONE, NONE, NONE)
         seen = self._frame.where("result IS NULL").select("k0", "part", "offset").toArrow()
         return Due(*(column.to_numpy() for column in seen.columns))
-
-    def _named(self, wrong: pa.Table) -> list[Finding]:
-        where = {scope.number: one for one, scope in self._job.scopes.items()}
-        found = []
-        wrong = wrong.filter(pc.not_equal(wrong["kind"], _SHARED)).sort_by(
-            [("part", "ascending"), ("offset", "ascending")]
-        )
-        for kind, part in sorted(set(zip(wrong["kind"].to_pylist(), wrong["part"].to_pylist(), strict=True))):
-            mine = wrong.filter(pc.and_(pc.equal(wrong["kind"], kind), pc.equal(wrong["part"], part)))
-            spans = Spans()
-            spans.add(np.unique(mine["offset"].to_numpy()))
-            one = where[part]
-            found.append(Finding(Kind(kind), one.topic, one.partition, spans.joined(), spans.count, detail=_DETAIL))
-        return found
-
-
-_DETAIL = "by key: the row under it is not the one that should be there, or is absent"
 
 
 def _schema(job: Job) -> pa.Schema:
@@ -202,6 +173,12 @@ def _wrong(kind: str, parts: Offsets, offsets: Offsets, shown: str | None = None
     return pa.RecordBatch.from_arrays([*columns, pa.array([shown] * count, pa.string())], schema=_WRONG)
 
 
+def _wrongs(wrong: pa.Table) -> Iterator[keys.Wrong]:
+    for kind in set(wrong["kind"].to_pylist()) - {_SHARED}:
+        mine = wrong.filter(pc.equal(wrong["kind"], kind))
+        yield keys.Wrong(Kind(kind), mine["part"].to_numpy(), mine["offset"].to_numpy())
+
+
 def _shared(wrong: pa.Table) -> SharedKeys:
     lines = wrong.filter(pc.equal(wrong["kind"], _SHARED))
     texts = [text for shown in lines["shown"].to_pylist() for text in shown.split("\n")]
@@ -221,14 +198,11 @@ def uncommitted(
 
     def wanted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
-            mine = spans[planned[number].topic, planned[number].partition]
-            starts, untils = np.array([s.start for s in mine]), np.array([s.until for s in mine])
-            with closing(Reader(pipeline.source, pipeline.name, isolation="read_uncommitted")) as reader:
-                for batch in reader.read(planned[number]):
-                    offsets = numbers(batch.column("offset"))
-                    at = np.searchsorted(starts, offsets, "right") - 1
-                    there = batch.filter(pa.array((at >= 0) & (offsets < untils[at])))
-                    yield there.select(["topic", "partition", "offset"])
+            one = planned[number]
+            for offsets in offsets_of_phantoms(pipeline, one, spans[one.topic, one.partition]):
+                count = len(offsets)
+                columns = [pa.repeat(one.topic, count), pa.repeat(pa.scalar(one.partition, pa.int32()), count)]
+                yield pa.RecordBatch.from_arrays([*columns, pa.array(offsets)], ["topic", "partition", "offset"])
 
     tasks = task_per_range(session, len(planned))
     found = tasks.mapInArrow(wanted, "topic string, partition int, offset long").toArrow().sort_by("offset")

@@ -17,7 +17,7 @@ from avow.sinks.reading import Reading
 
 def open_reading(pipeline: PipelineConfig, snapshot: str | None = None) -> Reading:
     """The pipeline's sink now, or at a moment that another reading has named."""
-    return sinks.plugin_of(pipeline).open_reader(pipeline, snapshot)
+    return sinks.audit_reader(pipeline, snapshot)
 
 
 class Ordered:

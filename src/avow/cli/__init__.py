@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from avow.errors import AvowError
+from avow.extras import missing
 
 LOGGER = logging.getLogger("avow.cli")
 
@@ -76,6 +77,10 @@ class Avow(click.Group):
             return super().invoke(ctx)
         except AvowError as error:
             fail(error)
+        except ModuleNotFoundError as error:
+            if (told := missing(error.name)) is None:
+                raise
+            fail(told)
 
 
 def fail(error: AvowError) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
+from avow import extras
 from avow.errors import LocalError
 from avow.local import jars
 
@@ -20,8 +21,12 @@ def setup() -> None:
     for name in jars.ROOTS:
         console.print(f"  {name:<10} {len(jars.classpath(name))} jars, verified")
     # Imported here: it brings Spark's Python side, and the jars had to come first.
-    from avow.local import spark
-
+    try:
+        with extras.named():
+            from avow.local import spark
+    except LocalError as error:  # the consumer engine does without it
+        console.print(f"  {'Spark':<10} {error}. {error.advice}", markup=False)
+        return
     made = spark.archive()
     if made is None:
         try:

@@ -11,6 +11,7 @@ import traceback
 
 from avow import errors
 from avow.errors import LINE_MAX, AvowError, SinkError, SourceError, first_line
+from avow.extras import missing
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CRASHED = "Python worker exited unexpectedly"
@@ -29,6 +30,8 @@ def translated(error: Exception) -> AvowError:
     also where the exception was raised in one of Spark's Python workers and came here as text."""
     if isinstance(error, AvowError):
         return error
+    if isinstance(error, ModuleNotFoundError) and (told := missing(error.name)):
+        return told
     text = trace(error)
     cause = _root_cause(text)
     named = re.match(r"avow\.errors\.(\w+): (.*)", _last_traceback(text))

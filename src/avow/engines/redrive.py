@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from avow import ledger, sinks
-from avow.engines import sql
 from avow.engines.failpoints import failpoint
 from avow.engines.task import decode_batch
 from avow.errors import RetentionLoss
@@ -32,6 +30,9 @@ from avow.kafka.reader import COLUMNS, Reader, headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Rows, Selection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 AT_ONCE = 1_000
 
@@ -90,6 +91,8 @@ def _redrive_some(
         prepared = decode_batch(_batch(whole), pipeline)
         rows = prepared.rows
         if pipeline.by_sql:
+            from avow.engines import sql
+
             rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
         since = OffsetRange(where.topic, where.partition, letters[0].offset + 1, entry.position)
         if pipeline.tombstones == "delete" and rows.rows.num_rows and since:

@@ -27,7 +27,7 @@ from avow.kafka import metadata
 from avow.local import jars, java
 from avow.local.broker import Broker, Doors, kafka_uuid
 from avow.local.part import Part, State
-from avow.local.postgres import Postgres
+from avow.local.postgres import Postgres, programs
 
 READY_TIMEOUT_S = 90
 # Below the range from which the kernel takes ports for outgoing connections: a client that keeps trying to
@@ -262,6 +262,8 @@ class Cluster:
             )
         count = len(old.broker_ports) if old else brokers or 3
         with_postgres = (old is None or old.postgres_port is not None) if postgres is None else postgres
+        if with_postgres:
+            programs()  # that it is installed is known before anything starts
         pick = PortPicker()
         running = {part.port for part in self.parts() if part.process()} if old else set[int]()
 

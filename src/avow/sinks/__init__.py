@@ -10,8 +10,9 @@ Owns: the way to a plugin. Must not know: any one of them. Neighbours: ``base`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from avow import plugins
+from avow import extras, plugins
 from avow.settings import PipelineConfig
 from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkPlugin, StagingSink, TaskSink
 
@@ -19,12 +20,16 @@ __all__ = [
     "SINKS",
     "Offer",
     "SinkPlugin",
+    "audit_reader",
     "dead_letters",
     "driver_sink",
     "plugin_of",
     "redriving",
     "task_sink",
 ]
+
+if TYPE_CHECKING:
+    from avow.sinks.reading import Reading
 
 SINKS: Mapping[str, SinkPlugin] = plugins.SINKS
 
@@ -35,19 +40,29 @@ def plugin_of(pipeline: PipelineConfig) -> SinkPlugin:
 
 def driver_sink(pipeline: PipelineConfig) -> DriverSink:
     """The pipeline's sink, for the driver of a run."""
-    return plugin_of(pipeline).open_driver(pipeline)
+    with extras.named():
+        return plugin_of(pipeline).open_driver(pipeline)
 
 
 def task_sink(pipeline: PipelineConfig, run: int, context: object) -> TaskSink | StagingSink:
     """The pipeline's sink, for one task of a run. ``context``: the driver's ``task_context``."""
-    return plugin_of(pipeline).open_task(pipeline, run, context)
+    with extras.named():
+        return plugin_of(pipeline).open_task(pipeline, run, context)
 
 
 def redriving(pipeline: PipelineConfig) -> Redriving:
     """The pipeline's sink, for a redrive."""
-    return plugin_of(pipeline).open_redrive(pipeline)
+    with extras.named():
+        return plugin_of(pipeline).open_redrive(pipeline)
 
 
 def dead_letters(pipeline: PipelineConfig) -> Letters:
     """The pipeline's dead letters, to be read."""
-    return plugin_of(pipeline).open_dead_letters(pipeline)
+    with extras.named():
+        return plugin_of(pipeline).open_dead_letters(pipeline)
+
+
+def audit_reader(pipeline: PipelineConfig, snapshot: str | None = None) -> Reading:
+    """The pipeline's sink now, or at a moment that another reader's ``snapshot`` names."""
+    with extras.named():
+        return plugin_of(pipeline).open_reader(pipeline, snapshot)
