@@ -25,8 +25,6 @@ from avow.findings import SPANS_MAX, Finding, permits
 from avow.plan import load_checked
 
 if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for
-    from pyspark.sql import SparkSession
-
     from avow.audit.compare import Tally
     from avow.audit.report import Report
 
@@ -62,18 +60,14 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     pipeline may run on meanwhile. Says whether the declared guarantee held, and names every anomaly with its offsets.
     """
     pipeline = load_checked(file)
-    # Imported here: it takes a moment, and a bad file should be told at once.
+    # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
     from avow.audit.auditor import audit as run_audit
     from avow.audit.judge import EXIT_CODES
     from avow.audit.kept import keep
-
-    def session() -> SparkSession:
-        from avow.local import spark
-
-        return spark.session(pipeline, short=True)
+    from avow.local import spark
 
     with _status() as tell:
-        report = run_audit(pipeline, session, tell)
+        report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), tell)
     if out is None:
         _keep_here(report)
     elif out == NOWHERE:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,9 +18,6 @@ from avow import sinks
 from avow.errors import ConfigError
 from avow.plan import load_checked
 from avow.sinks.base import DeadLetter, Selection
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SHOWN_CHARS = 60
 HEX_BYTES = 512
@@ -143,14 +140,10 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
     if dry_run:
         click.echo(json.dumps({"meant": meant}) if as_json else f"{meant:,} dead letters are meant")
         return
-    # Imported here: it brings what listing does not need.
+    # Imported here: it brings Spark's Python side, which listing does not need.
     from avow.engines.redrive import Redriven
     from avow.engines.redrive import redrive as redrive_letters
-
-    def session() -> SparkSession:
-        from avow.local import spark
-
-        return spark.session(pipeline, short=True)
+    from avow.local import spark
 
     with console.status(f"redriving {meant:,} dead letters") as status:
 
@@ -159,7 +152,7 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
                 f"redriving {meant:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
             )
 
-        done = redrive_letters(pipeline, selection, session, told)
+        done = redrive_letters(pipeline, selection, lambda: spark.session(pipeline, short=True), told)
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import click
 from rich.console import Console
 
-from avow import extras
 from avow.errors import LocalError
-from avow.local import jars
+from avow.local import jars, spark
 
 
 @click.command()
@@ -20,12 +21,8 @@ def setup() -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name in jars.ROOTS:
         console.print(f"  {name:<10} {len(jars.classpath(name))} jars, verified")
-    # Imported here: it brings Spark's Python side, and the jars had to come first.
-    try:
-        with extras.named():
-            from avow.local import spark
-    except LocalError as error:  # the consumer engine does without it
-        console.print(f"  {'Spark':<10} {error}. {error.advice}", markup=False)
+    if not find_spec("pyspark"):
+        console.print(f"  {'Spark':<10} not installed, and needed by the Spark engine only", markup=False)
         return
     made = spark.archive()
     if made is None:

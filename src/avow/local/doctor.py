@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
-from avow import extras
 from avow.errors import LocalError
-from avow.local import jars, java
+from avow.local import jars, java, spark
 from avow.local.postgres import programs
 
 MEMORY_GB = 4  # three brokers take 1 GB, Spark 2
@@ -96,11 +96,8 @@ def _cache(complete: bool) -> Check:
 
 
 def _archive() -> Check:
-    try:
-        with extras.named():
-            from avow.local import spark
-    except LocalError as error:  # the consumer engine does without it
-        return Check("Spark", True, f"{error}. {error.advice}")
+    if not find_spec("pyspark"):
+        return Check("Spark", True, "not installed, and needed by the Spark engine only: pip install 'avow[spark]'")
     try:
         made = spark.archive()
     except LocalError:  # no Java, which is told already

@@ -14,21 +14,25 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyspark
-from pyspark.sql import SparkSession
-
-from avow.engines.session import JAVA_SHORT, LOOPBACK, spark_session
+from avow import extras
 from avow.errors import LocalError
 from avow.local import java
 from avow.settings import PipelineConfig
+
+if TYPE_CHECKING:  # this module is also asked whether Spark is there
+    from pyspark.sql import SparkSession
 
 MAKE_TIMEOUT_S = 300
 
 
 def session(pipeline: PipelineConfig, *, short: bool) -> SparkSession:
     """``short``: the run ends soon, so it should start soon."""
+    with extras.named():
+        from avow.engines.session import spark_session
     return spark_session(pipeline, short=short, archive=archive())
 
 
@@ -67,7 +71,7 @@ def make_archive() -> Path:
 def _archive_path() -> Path:
     """Two environments on one machine have an archive each; one environment made again has a new one."""
     found = java.find()
-    spark = Path(pyspark.__file__).parent
+    spark = _installed()
     looked = ((jar, jar.stat()) for jar in _class_path())
     fits = [str(found.path), found.version, *(f"{jar} {seen.st_size} {seen.st_mtime_ns}" for jar, seen in looked)]
     return cache() / f"spark-{_hash(str(spark))}-{_hash(os.pathsep.join(fits))}.jsa"
@@ -78,11 +82,22 @@ def _hash(text: str) -> str:
 
 
 def _class_path() -> list[Path]:
-    return sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+    return sorted(_installed().joinpath("jars").glob("*.jar"))
+
+
+def _installed() -> Path:
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise extras.missing("pyspark") or AssertionError
+    return Path(found.origin).parent
 
 
 def _train(path: Path) -> None:
     """In a process of its own: what a run has Spark do, then the JVM writes its archive."""
+    from pyspark.sql import SparkSession
+
+    from avow.engines.session import JAVA_SHORT, LOOPBACK
+
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = LOOPBACK | {"spark.driver.extraJavaOptions": f"{JAVA_SHORT} -XX:ArchiveClassesAtExit={path}"}
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")

@@ -145,7 +145,7 @@ class LogTruncated(Fault):
         topic = NewTopic(self.scene.topic, partitions, replica_assignment=replicas, config=config)
         client = self.site.admin()
         client.create_topics([topic], operation_timeout=30)[self.scene.topic].result()
-        if self.scene.cell.sink == "kafka":
+        if self.scene.witness.output_topic:
             # The pipeline would give its output two replicas, as the source has, and could not write with one away.
             self.site.make_topic(self.scene.witness.table, partitions)
 
