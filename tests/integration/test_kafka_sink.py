@@ -946,6 +946,35 @@ def test_a_ledger_of_an_earlier_version_learns_its_topics_at_the_next_start(
         s.started(pipeline)
 
 
+def test_another_output_topic_is_refused(stage: Make) -> None:
+    """The positions say what is in the topic that was written to: in another one, all before them would be missing."""
+    s = stage(max_message_bytes="20000")
+    s.produce([*values(9), os.urandom(30_000)])  # the last is a dead letter: too large for the output topic
+    before = s.pipeline()
+    run = s.started(before)
+    s.deliver(before, run, 0, 10)
+    other = f"{s.target}-renamed"
+    renamed = s.pipeline(sink=f'topic = "{other}"')
+    said = f"pipeline {s.name} has delivered into topic {s.target}, and sink.topic is {other} now"
+    with pytest.raises(ConfigError, match=said) as refused:
+        s.started(renamed)
+    assert f"Set sink.topic to {s.target}" in refused.value.advice
+    assert f'start = {{ "{s.source}" = {{ "0" = 10 }} }}' in refused.value.advice
+    admin = metadata.admin(s.bootstrap)
+    assert other not in admin.list_topics(timeout=10).topics, "it is not made"
+    assert s.entries(before)[0].run == run, "and nobody is fenced"
+    admin.create_topics([NewTopic(other, 1)], operation_timeout=30)[other].result()
+    with pytest.raises(ConfigError, match=said):
+        redrive(renamed, Selection(), lambda: pytest.fail("no Spark"))
+    # A route that is added goes on.
+    decode = 'format = "json"\nschema = "to string"'
+    s.started(s.pipeline(sink=f'topic = "{s.target}{{to}}"\nroutes = ["{s.target}", "{other}"]', decode=decode))
+    both = f"has delivered into topics {s.target}, {other}, and sink.topic is {other}-2 now"
+    with pytest.raises(ConfigError, match=both):
+        s.started(s.pipeline(sink=f'topic = "{s.target}{{to}}"\nroutes = ["{other}-2"]', decode=decode))
+    admin.delete_topics([other], operation_timeout=30)[other].result()
+
+
 def test_a_group_that_is_deleted_before_the_first_claim(stage: Make, cluster: Cluster) -> None:
     """It is nobody's bug: the run says what was done to it, and the next start where to begin."""
     s = stage()

@@ -435,6 +435,25 @@ class Clients:
             "and another output if this one is not empty.",
         )
 
+    def refuse_other_outputs(self, where: TopicPartition, kept: Kept, outputs: Collection[str]) -> None:
+        """The position is that of the topics that were written to: in others, what came before would be missing. One
+        that is added as a route is another matter."""
+        known = kept.topics.keys() - {entries.topic_key(self._letters_topic)}
+        if not known or any(entries.topic_key(name) in known for name in outputs):
+            return
+        there = self.ask("the listing of topics", lambda admin: admin.list_topics(timeout=PATIENCE_S).topics)
+        names = sorted(name for name in there if entries.topic_key(name) in known)
+        before = f"topic{'s' if len(names) > 1 else ''} {several(names)}" if names else "a topic that is gone"
+        now = several(sorted(outputs))
+        back = f"Set sink.topic to {several(names)} again. Or give" if names else "Give"
+        raise ConfigError(
+            f"pipeline {self.group} has delivered into {before}, and sink.topic is {now} now: its records would be "
+            "split",
+            advice=f"{back} the pipeline a new name: it fills {now} from source.start, or goes on there if that names "
+            f'the positions (start = {{ "{where.topic}" = {{ "{where.partition}" = {kept.entry.position} }} }}, and '
+            "the other partitions likewise).",
+        )
+
     def forget_limits(self) -> None:
         self._limits.clear()
 

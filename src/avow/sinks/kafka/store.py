@@ -164,8 +164,11 @@ class Store:
             )
 
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
-        """Check the columns that the sink names, and make the output topics that are not there. True if one was."""
+        """Check the columns that the sink names and that the output is the one that the positions are of, and make the
+        output topics that are not there. True if one was."""
         self._check_columns({field.name for field in fields} | {*self._sink.lineage} | ({"_rest"} if rest else set()))
+        for where, kept in self.kept().items():
+            self._clients.refuse_other_outputs(where, kept, output_topics(self._sink, [where.topic]))
         with Log(self._pipeline.source, self._pipeline.name) as log:
             topics = {where.topic for where in log.partitions()}
         made = self._make_outputs(topics)

@@ -127,7 +127,8 @@ class KafkaTask:
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
         (where,) = partitions  # a transaction has one producer, whose name is the partition's
         self._where = where
-        self._topics = [*output_topics(self._sink, [where.topic]), self._letters_topic]
+        outputs = output_topics(self._sink, [where.topic])
+        self._topics = [*outputs, self._letters_topic]
         for name in self._topics:
             self._clients.limits(name)  # before a producer is made: no batch may be larger than these
         if lock:
@@ -138,6 +139,7 @@ class KafkaTask:
             # Also without ``lock`` a position is certain only for who has fenced the others, as this task has if it
             # has claimed before.
             self._kept = self._claimed or expect(self._clients.fresh(where).last, where)
+        self._clients.refuse_other_outputs(where, self._kept, outputs)
         return [self._kept.entry]
 
     def claim(self, moves: Sequence[Move], batch: int) -> None:  # noqa: ARG002
