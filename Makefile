@@ -4,8 +4,8 @@ BIN := .venv/bin
 # uv is pinned where everything else is.
 UV := $(shell sed -nE "s/^(uv==[0-9.]+).*/\1/p" requirements.lock)
 
-# Test by test to whoever is free, in the order of tests/fix_cluster.py; what belongs together (xdist_group) to one.
-PARALLEL := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# Whoever is done takes over tests of the other. tests/fix_cluster.py has their order.
+PARALLEL := --numprocesses 2 --dist worksteal
 # The promise rests on two modules: these tests alone must take every branch of them.
 COVERED := $(BIN)/pytest --quiet tests/unit/test_guarantee.py tests/unit/test_ledger.py --cov
 

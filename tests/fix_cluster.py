@@ -1,7 +1,7 @@
 """The real local cluster as fixtures: one for all workers of a test run; a database per worker, topics per test.
 
 Tests that need the cluster for themselves, to hurt it or to count all that is in it, say so by a fixture (``alone``,
-``healthy``). They run on one worker, first; meanwhile the others do what needs no cluster, or wait.
+``healthy``). The first worker begins with them; meanwhile the others do what needs no cluster, or wait.
 """
 
 from __future__ import annotations
@@ -73,15 +73,13 @@ def needs(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that want the cluster for themselves come first, on one worker; then those that need none."""
+    """Where work is stolen (``--dist worksteal``) each worker begins with a stretch of these: the first one with the
+    tests that want the cluster for themselves, the last one with those that need none, which are many."""
     for item in items:
         if needs(item, "cluster"):
             item.add_marker("cluster")
-        if needs(item, "alone"):
-            item.add_marker(pytest.mark.xdist_group("alone"))
-    items.sort(key=lambda item: (not needs(item, "alone"), item.get_closest_marker("cluster") is not None))
+    items.sort(key=lambda item: (not needs(item, "alone"), item.get_closest_marker("cluster") is None))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -18,7 +18,7 @@ from avow.local.cluster import PortPicker
 from avow.local.part import State
 from avow.local.standalone import Standalone
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("standalone")]  # what its fixtures make is made once
+pytestmark = pytest.mark.cluster
 
 RECORDS = 6_000
 MANY = 40_000

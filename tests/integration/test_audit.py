@@ -46,7 +46,7 @@ from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.postgres.store import Store
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("audit")]  # what its fixtures make is made once
+pytestmark = pytest.mark.cluster
 
 SCHEMA = "id long not null, account string, amount decimal(12,2), tags array<string>"
 Found = dict[tuple[Kind, int], list[tuple[int, int]]]  # kind and partition -> ranges

@@ -32,7 +32,7 @@ from avow.local.cluster import Cluster
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("browser")]  # what its fixtures make is made once
+pytestmark = pytest.mark.cluster
 
 PATIENCE_MS = 60_000
 HOSTILE = b"<script>window.hurt = 1</script><svg onload='window.hurt = 1'></svg><img src=x onerror='window.hurt = 1'>"

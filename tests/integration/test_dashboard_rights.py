@@ -22,7 +22,7 @@ from avow.dashboard.watch import Watch, _processes
 from avow.kafka import metadata
 from avow.settings import cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("dashboard-rights")]  # what its fixtures make is made once
+pytestmark = pytest.mark.cluster
 
 TOPIC, CLOSED = "readable", "described"
 

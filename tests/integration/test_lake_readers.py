@@ -24,8 +24,6 @@ from tests.fix_sinks import EVERY, Bench, every, iceberg_table, record
 from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.upkeep import compact
 
-pytestmark = pytest.mark.xdist_group("lake-readers")  # what its fixtures make is made once
-
 MANY = 25  # commits, so that Delta's log has a checkpoint, which is read in place of what came before it
 DAYS = "id long not null, account string not null, amount double, at timestamp"
 

@@ -30,8 +30,6 @@ from avow.local.cluster import PortPicker
 from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.upkeep import compact, orphans
 
-pytestmark = pytest.mark.xdist_group("lake-s3")  # what its fixtures make is made once
-
 KEYS = {"aws_access_key_id": "someone", "aws_secret_access_key": "hunter2", "region_name": "us-east-1"}
 
 

@@ -33,7 +33,7 @@ from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.kafka.config import dead_letter_topic
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("secured")]  # what its fixtures make is made once
+pytestmark = pytest.mark.cluster
 
 
 @dataclass

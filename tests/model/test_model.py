@@ -16,8 +16,6 @@ import pytest
 from avow.guarantee import Anomaly, Guarantee
 from avow.model import INVARIANTS, Explored, Scene, World, canaries, explore, moves, scenes
 
-pytestmark = pytest.mark.xdist_group("model")  # what its fixtures make is made once
-
 CANARIES = [pytest.param(name, scene, id=f"{scene.guarantee}, {name}") for name, scene in canaries()]
 SCENES = [pytest.param(scene, id=f"{scene.guarantee}, {scene.name}") for word in Guarantee for scene in scenes(word)]
 GUARANTEES = Path(__file__).parents[2] / "docs" / "GUARANTEES.md"
