@@ -256,6 +256,7 @@ def test_positions_settle_one_by_one(stage: Make) -> None:
     reader.close()
 
 
+@pytest.mark.long  # it waits for every time-out of a producer, twice
 def test_the_coordinator_of_the_ledger_dies_and_stays_dead(stage: Make, healthy: Cluster) -> None:
     """librdkafka's producer would wait for it to come back, beyond every time-out, and each partition has its own."""
     s = stage(partitions=2)
