@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-from avow import AvowError, Producer, Receipt, Receipts
+from avow import AvowError, Pipeline, Producer, Receipt
 from avow.clients.receipts import Answer, State
-from avow.plan import load_checked
 
-PIPELINE = load_checked(Path(sys.argv[1]))
-TOPIC = PIPELINE.source.topics[0]
-RECEIPTS = Receipts(PIPELINE)
-PRODUCER = Producer(PIPELINE.source.brokers, guarantee="exactly-once")
+PIPELINE = Pipeline.load(sys.argv[1])
+TOPIC = PIPELINE.config.source.topics[0]
+RECEIPTS = PIPELINE.receipts()
+PRODUCER = Producer(PIPELINE.config.source.brokers, guarantee="exactly-once")
 
 PATIENCE_S = 2.0  # a caller waits no longer than this for the table
 BODY_MAX = 100_000

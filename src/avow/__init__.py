@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from avow.clients.consumer import Consumer
     from avow.clients.producer import Producer
     from avow.clients.receipts import Receipt, Receipts
+    from avow.pipeline import Pipeline, RunSummary
 
 __version__ = version("avow")
 
-# Imported when they are asked for: they bring Kafka's client with them.
+# Imported when they are asked for: they bring Kafka's client with them, or pydantic.
 _LAZY = {
     "Consumer": "avow.clients.consumer",
+    "Pipeline": "avow.pipeline",
     "Producer": "avow.clients.producer",
     "Receipt": "avow.clients.receipts",
     "Receipts": "avow.clients.receipts",
+    "RunSummary": "avow.pipeline",
 }
 
 __all__ = [
@@ -39,10 +42,12 @@ __all__ = [
     "Consumer",
     "Guarantee",
     "LocalError",
+    "Pipeline",
     "Producer",
     "ProtocolViolation",
     "Receipt",
     "Receipts",
+    "RunSummary",
     "SinkError",
     "SourceError",
     "__version__",

@@ -1,7 +1,7 @@
 """What a pipeline promises, hop by hop, as far as it can be known without I/O.
 
-``load_checked`` is the door every command takes: it reads the file and refuses a guarantee that the sink does not
-offer in its mode. ``plan`` explains what is left.
+``load_checked`` reads a pipeline file, ``declare_checked`` takes the same as values; both refuse a guarantee that the
+sink does not offer in its mode. ``plan`` explains what is left.
 
 Owns: the explanation and that refusal. Must not know: Kafka, Spark or a database; it opens nothing. Its neighbours
 are ``settings`` (the tree), ``sinks`` (the offers) and ``guarantee`` (the order of acts).
@@ -10,6 +10,7 @@ are ``settings`` (the tree), ``sinks`` (the offers) and ``guarantee`` (the order
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, PipelineConfig, Problem, load
+from avow.settings import REST_COLUMN, PipelineConfig, Problem, declared, load
 from avow.sinks import SINKS, SinkPlugin, plugin_of
 
 
@@ -47,6 +48,31 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = 100) -> str:
+        """For a person: a paragraph for each hop, no line longer than ``width`` if its words allow."""
+        permits = ", ".join(self.permits) or "nothing"
+        lines = [f"{self.pipeline}: {self.guarantee}", *_wrapped(self.meaning, width)]
+        lines += _wrapped(f"Permitted anomalies: {permits}.", width)
+        for number, hop in enumerate(self.hops, start=1):
+            lines += ["", f"{number}. {hop.name}", *_wrapped(hop.does, width, "   ")]
+            labelled = [("promises", hop.promises), ("permits", hop.permits), ("assumes", hop.assumes)]
+            for label, texts in labelled:
+                for sentence in texts:
+                    lines += _wrapped(sentence, width, f"   {label:8} ")
+        if self.warnings:
+            lines += ["", "Warnings"]
+        for warning in self.warnings:
+            lines += _wrapped(warning, width, "   ! ")
+        return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, label: str = "") -> list[str]:
+    """The text in lines; the label stands before the first of them."""
+    return textwrap.wrap(text, width, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)
+
 
 def load_checked(
     path: Path,
@@ -57,6 +83,11 @@ def load_checked(
 ) -> PipelineConfig:
     """The pipeline of a file, if everything that can be checked without I/O is right."""
     return load(path, env, check=partial(_problems, sinks=sinks), engine=engine)
+
+
+def declare_checked(document: dict[str, Any], env: Mapping[str, str]) -> PipelineConfig:
+    """The pipeline of values that were never in a file, checked like one that was."""
+    return declared(document, env, check=partial(_problems, sinks=SINKS))
 
 
 def _problems(pipeline: PipelineConfig, sinks: Mapping[str, SinkPlugin]) -> Iterator[Problem]:

@@ -146,7 +146,7 @@ from avow.plan import load_checked
 pipeline = load_checked(Path(sys.argv[1]), {"DATABASE_URL": "postgresql://me@h/d", "SECRET": sys.argv[2]})
 spark = session.spark_session(pipeline, short=True)
 (jvm,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "java")
-log = session._spark_log()
+log = session._started.log
 jvm_conf = spark.sparkContext._jsc.sc().conf()
 print(json.dumps({
     "set": [spark.sparkContext.getConf().get("spark.hadoop.my.password"), jvm_conf.get("spark.hadoop.my.password")],

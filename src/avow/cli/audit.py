@@ -22,7 +22,7 @@ from rich.text import Text
 from avow.cli import plain, verbose_option
 from avow.errors import ConfigError
 from avow.findings import SPANS_MAX, Finding, permits
-from avow.plan import load_checked
+from avow.pipeline import Pipeline
 
 if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for
     from avow.audit.compare import Tally
@@ -59,15 +59,13 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     Reads only, on one snapshot of the database and up to the offsets that were committed when it started; the
     pipeline may run on meanwhile. Says whether the declared guarantee held, and names every anomaly with its offsets.
     """
-    pipeline = load_checked(file)
-    # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
-    from avow.audit.auditor import audit as run_audit
+    pipeline = Pipeline.load(file)
+    # Imported here: they bring Arrow, and a bad file should be told at once.
     from avow.audit.judge import EXIT_CODES
     from avow.audit.kept import keep
-    from avow.local import spark
 
     with _status() as tell:
-        report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), tell)
+        report = pipeline.audit(on_progress=tell)
     if out is None:
         _keep_here(report)
     elif out == NOWHERE:

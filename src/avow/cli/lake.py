@@ -8,25 +8,12 @@ from pathlib import Path
 
 import click
 
-from avow.errors import ConfigError
-from avow.plan import load_checked
-from avow.settings import PipelineConfig
-from avow.sinks.lake.config import LakeConfig
-from avow.sinks.lake.plugin import lake_tables
+from avow.pipeline import Pipeline
 
 
 @click.group()
 def lake() -> None:
     """Keep a Delta or Iceberg table in order."""
-
-
-def _pipeline(file: Path) -> tuple[PipelineConfig, LakeConfig]:
-    pipeline = load_checked(file)
-    if not isinstance(pipeline.sink, LakeConfig):
-        raise ConfigError(
-            f"sink.kind = {pipeline.sink.kind!r} is not a lake", advice="Name a pipeline into delta or iceberg."
-        )
-    return pipeline, pipeline.sink
 
 
 @lake.command()
@@ -39,12 +26,7 @@ def clean(file: Path, remove: bool, as_json: bool) -> None:
     Only files that this pipeline wrote, that no readable version of the table refers to, and whose run was followed by
     others in all of its partitions: those of a run in progress and those of other writers are never touched.
     """
-    from avow.sinks.lake.upkeep import orphans
-
-    pipeline, _ = _pipeline(file)
-    found = list(orphans(lake_tables(pipeline), pipeline.name))
-    for one in found if remove else ():
-        one.remove()
+    found = Pipeline.load(file).orphans(remove=remove)
     if as_json:
         told = [{"path": one.path, "bytes": one.size, "run": one.run} for one in found]
         click.echo(json.dumps({"removed": remove, "files": told}, indent=2))
@@ -60,11 +42,5 @@ def clean(file: Path, remove: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def compact(file: Path, as_json: bool) -> None:
     """Merge small files into files of about sink.file_mb. The positions stay; the pipeline may run on meanwhile."""
-    from avow.sinks.lake.upkeep import compact as compact_table
-
-    pipeline, sink = _pipeline(file)
-    rows, _ = lake_tables(pipeline)
-    if not rows.load():
-        raise ConfigError(f"table {rows.shown} is not there", advice="Run the pipeline first.")
-    done = compact_table(rows, pipeline.name, sink.file_mb << 20)
+    done = Pipeline.load(file).compact()
     click.echo(json.dumps(asdict(done)) if as_json else f"{done.files_before:,} files are {done.files_after:,} now")

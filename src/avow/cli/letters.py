@@ -7,17 +7,19 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from avow import sinks
 from avow.errors import ConfigError
-from avow.plan import load_checked
-from avow.sinks.base import DeadLetter, Selection
+from avow.pipeline import Pipeline
+from avow.sinks.base import DeadLetter
+
+if TYPE_CHECKING:  # it brings Arrow and Kafka's client
+    from avow.engines.redrive import Redriven
 
 SHOWN_CHARS = 60
 HEX_BYTES = 512
@@ -40,14 +42,6 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _selection(given: dict[str, Any]) -> Selection:
-    for name in ("since", "until"):
-        moment: datetime | None = given[name]
-        if moment is not None and moment.tzinfo is None:
-            given[name] = moment.replace(tzinfo=UTC)
-    return Selection(**given)
-
-
 @click.group("dead-letters")
 def dead_letters() -> None:
     """Records the sink could not take: list, show, redrive."""
@@ -58,27 +52,27 @@ def dead_letters() -> None:
 @selection_options
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show.")
 @click.option("--json", "as_json", is_flag=True, help="For machines; values in hex.")
-def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
+def list_letters(file: Path, limit: int, as_json: bool, **which: Any) -> None:
     """How many there are by reason, and the first of them."""
-    selection = _selection(given)
-    with sinks.dead_letters(load_checked(file)) as letters:
-        reasons = letters.by_reason(selection)
-        if as_json:
-            whole = [_as_json(letter) for letter in letters.select(selection, limit)]
-            by_reason = [{"reason": r, "count": n, "last": last.isoformat()} for r, n, last in reasons]
-            click.echo(json.dumps({"by_reason": by_reason, "letters": whole}, indent=2))
-            return
-        found = letters.glimpses(selection, limit)
+    letters = Pipeline.load(file).dead_letters()
+    reasons = letters.counts(**which)
+    if as_json:
+        whole = [_as_json(letter) for letter in letters.list(limit=limit, **which)]
+        by_reason = [{**asdict(found), "last": found.last.isoformat()} for found in reasons]
+        click.echo(json.dumps({"by_reason": by_reason, "letters": whole}, indent=2))
+        return
+    shown = letters.preview(limit=limit, **which)
     console = Console(highlight=False)
     if not reasons:
         console.print("no dead letters")
         return
     summary = Table("reason", "count", "last died", box=None, pad_edge=False)
-    for reason, count, last in reasons:
-        summary.add_row(Text(reason), Text(f"{count:,}", justify="right"), f"{last:%Y-%m-%d %H:%M:%S}Z")
+    for found in reasons:
+        count = Text(f"{found.count:,}", justify="right")
+        summary.add_row(Text(found.reason), count, f"{found.last:%Y-%m-%d %H:%M:%S}Z")
     console.print(summary, "")
     rows = Table("topic/partition", "offset", "reason", "detail", "value", box=None, pad_edge=False)
-    for letter in found:
+    for letter in shown:
         rows.add_row(
             Text(f"{letter.topic}/{letter.partition}"),
             Text(str(letter.offset), justify="right"),
@@ -87,9 +81,9 @@ def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
             Text(_short(letter.head)),
         )
     console.print(rows)
-    total = sum(count for _, count, _ in reasons)
-    if total > len(found):
-        console.print(f"\nthe first {len(found)} of {total:,}; --limit shows more")
+    total = sum(found.count for found in reasons)
+    if total > len(shown):
+        console.print(f"\nthe first {len(shown)} of {total:,}; --limit shows more")
 
 
 @dead_letters.command()
@@ -100,12 +94,9 @@ def list_letters(file: Path, limit: int, as_json: bool, **given: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For machines; values in hex.")
 def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> None:
     """All of one dead letter: reason, headers, key and value as text and in hex."""
-    chosen = Selection(topic=topic, partition=partition, from_offset=offset, until_offset=offset + 1)
-    with sinks.dead_letters(load_checked(file)) as letters:
-        found = letters.select(chosen, 1)
-    if not found:
+    letter = Pipeline.load(file).dead_letters().get(topic, partition, offset)
+    if letter is None:
         raise ConfigError(f"no dead letter at {topic}/{partition} offset {offset}", advice="`avow dead-letters list`.")
-    letter = found[0]
     if as_json:
         click.echo(json.dumps(_as_json(letter), indent=2))
         return
@@ -126,25 +117,18 @@ def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> 
 @selection_options
 @click.option("--dry-run", is_flag=True, help="Only say how many are meant.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
+def redrive(file: Path, dry_run: bool, as_json: bool, **which: Any) -> None:
     """Bring dead letters into the sink after all, say after a schema change.
 
     Each keeps the identity of its record and leaves the dead letters in the same transaction in which its row enters
     the table: redriving twice, or being interrupted, cannot double one. What is still bad stays.
     """
-    pipeline = load_checked(file)
-    selection = _selection(given)
-    with sinks.dead_letters(pipeline) as letters:
-        meant = sum(count for _, count, _ in letters.by_reason(selection))
+    letters = Pipeline.load(file).dead_letters()
+    meant = sum(found.count for found in letters.counts(**which))
     console = Console(highlight=False)
     if dry_run:
         click.echo(json.dumps({"meant": meant}) if as_json else f"{meant:,} dead letters are meant")
         return
-    # Imported here: it brings Spark's Python side, which listing does not need.
-    from avow.engines.redrive import Redriven
-    from avow.engines.redrive import redrive as redrive_letters
-    from avow.local import spark
-
     with console.status(f"redriving {meant:,} dead letters") as status:
 
         def told(so_far: Redriven) -> None:
@@ -152,7 +136,7 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **given: Any) -> None:
                 f"redriving {meant:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
             )
 
-        done = redrive_letters(pipeline, selection, lambda: spark.session(pipeline, short=True), told)
+        done = letters.redrive(on_progress=told, **which)
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:

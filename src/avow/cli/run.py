@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -17,11 +18,9 @@ from rich.console import Console
 from rich.status import Status
 
 from avow.cli import plain, verbose_option
-from avow.engines.causes import translated
-from avow.engines.progress import Observer, Progress
-from avow.errors import AvowError
-from avow.plan import load_checked
-from avow.settings import PipelineConfig
+from avow.engines import failpoints
+from avow.engines.progress import Progress
+from avow.pipeline import Engine, Pipeline
 
 
 class View(AbstractContextManager["View"]):
@@ -118,7 +117,7 @@ def _flat(told: Progress) -> dict[str, object]:
 @click.option("--engine", type=click.Choice(["spark", "consumer"]), help="In place of the file's.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
 @verbose_option
-def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
+def run(file: Path, once: bool, engine: Engine | None, as_json: bool) -> None:
     """Run a pipeline: from Kafka into its sink, under its guarantee.
 
     Starts from the ledger in the sink. Runs until SIGTERM or Ctrl-C, which end it after the current batch; a second
@@ -129,44 +128,16 @@ def run(file: Path, once: bool, engine: str | None, as_json: bool) -> None:
     killed one had is taken over after session.timeout.ms, 10 s unless the file says otherwise. A pipeline may change
     its engine at any time: the ledger is the same.
     """
-    pipeline = load_checked(file, engine=engine)
+    pipeline = Pipeline.load(file)
+    os.environ[failpoints.DRIVER] = str(os.getpid())
     console = Console(stderr=True, highlight=False)
-    live = LiveLine(console, f"starting {'Spark' if pipeline.engine == 'spark' else 'the consumer'}")
+    live = LiveLine(console, f"starting {'Spark' if (engine or pipeline.config.engine) == 'spark' else 'the consumer'}")
     show: View = JsonLines() if as_json else live if console.is_terminal else KeyValues()
-    execute = _on_spark if pipeline.engine == "spark" else _as_consumer
     with show:
-        try:
-            execute(pipeline, once, show)
-        except AvowError:
-            raise
-        except Exception as error:
-            raise translated(error) from error
-    show.event("drained" if once else "stopped")
-
-
-def _on_spark(pipeline: PipelineConfig, once: bool, show: View) -> None:
-    # Imported here: Spark's Python side takes a second, and a bad file should be told at once.
-    from pyspark.sql import SparkSession
-
-    from avow.engines.spark import Run
-    from avow.local import spark
-
-    def session(short: bool) -> SparkSession:
-        made = spark.session(pipeline, short=short)
-        # Only now: starting, pyspark takes Ctrl-C for itself, and would cancel the batch that is to end first.
+        running = pipeline.start(once=once, engine=engine, on_progress=show.progress, on_event=show.event)
         stop_on_signals(running.stop, show.event)
-        return made
-
-    running = Run(pipeline, session, once=once, observer=Observer(show.progress, show.event))
-    running.execute()
-
-
-def _as_consumer(pipeline: PipelineConfig, once: bool, show: View) -> None:
-    from avow.engines.consumer import Run
-
-    running = Run(pipeline, once=once, observer=Observer(show.progress, show.event))
-    stop_on_signals(running.stop, show.event)
-    running.execute()
+        running.await_termination()
+    show.event("drained" if once else "stopped")
 
 
 def stop_on_signals(stop: Callable[[], None], event: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from avow.cli.letters import visible
-from avow.plan import load_checked
+from avow.pipeline import Pipeline
 from avow.settings.values import Refused, duration
 
 if TYPE_CHECKING:  # it brings Kafka's client, which a bad file need not wait for
@@ -65,10 +65,10 @@ def wait(
     """
     if everything == bool(records):
         raise click.UsageError("give records as TOPIC/PARTITION/OFFSET, or --all")
-    pipeline = load_checked(file)
-    from avow.clients.receipts import Receipt, Receipts
+    pipeline = Pipeline.load(file)
+    from avow.clients.receipts import Receipt
 
-    with Receipts(pipeline) as receipts, _status() as tell:
+    with pipeline.receipts() as receipts, _status() as tell:
         if everything:
             # Dead letters that were there before are not what is waited for: else it could never succeed again.
             since = receipts.positions()

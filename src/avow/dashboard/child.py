@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.errors import AvowError, first_line
-from avow.plan import load_checked
-from avow.sinks.base import Selection
+from avow.pipeline import Pipeline
 
 
 def say(**line: Any) -> None:
@@ -26,27 +25,23 @@ def say(**line: Any) -> None:
 
 def audit(file: Path, folder: Path) -> None:
     say(told="reading the pipeline file")
-    pipeline = load_checked(file)
-    from avow.audit.auditor import audit as run_audit
+    pipeline = Pipeline.load(file)
     from avow.audit.kept import keep
-    from avow.local import spark
 
-    report = run_audit(pipeline, lambda: spark.session(pipeline, short=True), lambda text: say(told=text))
+    report = pipeline.audit(on_progress=lambda text: say(told=text))
     path = keep(report, folder)
     say(done=report.sentence, verdict=str(report.verdict), advice=report.advice, kept=path.name)
 
 
-def redrive(file: Path, selection: Selection) -> None:
+def redrive(file: Path, which: dict[str, Any]) -> None:
     say(told="reading the pipeline file")
-    pipeline = load_checked(file)
-    from avow.engines.redrive import redrive as redrive_letters
-    from avow.local import spark
-
-    done = redrive_letters(
-        pipeline,
-        selection,
-        lambda: spark.session(pipeline, short=True),
-        lambda so_far: say(told=f"{so_far.written:,} written, {so_far.still_dead:,} still bad"),
+    done = (
+        Pipeline.load(file)
+        .dead_letters()
+        .redrive(
+            on_progress=lambda so_far: say(told=f"{so_far.written:,} written, {so_far.still_dead:,} still bad"),
+            **which,
+        )
     )
     words = f"{done.written:,} written, {done.skipped:,} skipped, {done.still_dead:,} still dead letters"
     say(done=words, verdict="", advice="", kept="", counts=asdict(done))
@@ -58,7 +53,7 @@ def main() -> None:
         if kind == "audit":
             audit(Path(file), Path(rest))
         else:
-            redrive(Path(file), Selection(**json.loads(rest)))
+            redrive(Path(file), json.loads(rest))
     except AvowError as error:
         say(problem=str(error), advice=error.advice)
         sys.exit(error.exit_code)

@@ -26,7 +26,6 @@ Owns: membership, and what makes a batch. Must not know: how a sink writes. Neig
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -40,7 +39,6 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from avow import sinks
-from avow.engines import failpoints
 from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import STOPS, Driver, Executed, attempts, not_drained, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation
@@ -88,7 +86,6 @@ class Run:
     def execute(self) -> None:
         """Run until drained, stopped, or ended by a named stop. Stopped before it has drained, ``once`` raises
         ``NotDrained``."""
-        os.environ[failpoints.DRIVER] = str(os.getpid())
         pipeline = self._pipeline
         columns = sink_columns(pipeline)
         for _ in decoded(_reading([]), pipeline, ahead=False)(OffsetRange("", 0, 0, 0)):

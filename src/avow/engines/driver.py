@@ -222,6 +222,7 @@ class Driver:
         # fenced, which can move positions no more, and the rules are asked again.
         self._planned(known, added, entries)
         self.run = self.store.open_run(partitions)
+        self._observer.began(self.run, entries)
         self.positions |= self._starts(known, added)
         self._topic_ids |= {where.topic: topic_id for where, topic_id in known.items()}
         self._observer.event(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from avow.ledger import Counts
+from avow.ledger import Counts, Entry
+
+if TYPE_CHECKING:  # it brings Kafka's client
+    from avow.kafka.log import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,4 @@ class Observer:
 
     progress: Callable[[Progress], None] = lambda _: None
     event: Callable[[str], None] = lambda _: None  # a line for a person: started, failed and trying again, ...
+    began: Callable[[int, Mapping[TopicPartition, Entry]], None] = lambda *_: None  # with the ledger as it was then

@@ -1,4 +1,8 @@
-"""The Spark session of a run: its settings, the JVM it starts, the executors it needs, and whether it is still there.
+"""The Spark session of a run: the caller's or one of our own, its settings, its JVM, and whether it is still there.
+
+A session that somebody else made is used as it is: it is neither changed nor stopped. One of our own leaves nothing
+behind in the process: the environment is restored as soon as the JVM runs, and the JVM, its log and its folders go with
+the last run that uses it (``SparkLease``).
 
 Owns: everything about Spark that is so before the first batch, and its end. Must not know: what a run does with it. Its
 neighbours are ``spark`` (the run) and ``avow.local.spark`` (the class archive).
@@ -11,7 +15,9 @@ import importlib
 import math
 import os
 import shlex
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,14 +25,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from avow import __version__
@@ -39,6 +47,10 @@ from avow.settings import PipelineConfig, revealed
 
 CONNECT_TIMEOUT_S = 5
 EXECUTORS_EXPECTED_S = 15
+JVM_ENDS_S = 10
+
+# What pyspark reads from the environment when it starts, or writes there; all of it is restored at once.
+PYSPARK_VARIABLES = ("PYSPARK_PYTHON", "PYSPARK_SUBMIT_ARGS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 
 # A driver that is its own executor needs no other address.
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -90,50 +102,189 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
+@dataclass(slots=True)
+class _Started:
+    """A session that we made, with what has to go when it ends."""
+
+    session: SparkSession
+    gateway: Any  # to the JVM, if that is ours too; else None
+    log: Path  # what the JVM says
+    paths: list[str]  # that pyspark has put into sys.path
+    keep_log: bool = False
+    users: int = 1  # whoever has made it
+
+
+_lock = threading.RLock()
+_started: _Started | None = None  # a process has one Spark application at a time
+
+
+class SparkLease:
+    """The Spark session of one run, audit or redrive, found when it is first asked for: the caller's, one that is
+    active in this process, or one of our own, which ends with its last user."""
+
+    def __init__(
+        self,
+        pipeline: PipelineConfig,
+        make: Callable[[bool], SparkSession],
+        given: SparkSession | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._make = make
+        self._given = given
+        self._tell = tell
+        self._session: SparkSession | None = None
+        self._own: _Started | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            own, self._own, self._session = self._own, None, None
+            if own is not None:
+                own.users -= 1
+                if not own.users:
+                    _end(own)
+
+    def __call__(self, short: bool = True) -> SparkSession:
+        with _lock:
+            if self._session is None:
+                self._session = self._foreign() or self._ours(short)
+            return self._session
+
+    def _foreign(self) -> SparkSession | None:
+        session = self._given
+        if session is None and _started is None and SparkContext._active_spark_context is not None:
+            session = SparkSession.builder.getOrCreate()
+        if session is not None:
+            if self._pipeline.spark:
+                self._tell("the settings in [spark] are not applied: the Spark session was made by the caller")
+            check_session(session, self._pipeline)
+        return session
+
+    def _ours(self, short: bool) -> SparkSession:
+        if _started is not None and has_ended(_started.session):
+            _end(_started)
+        if _started is None:
+            self._make(short)
+        else:
+            _started.users += 1
+            if self._pipeline.spark:
+                self._tell("the settings in [spark] are not applied: the Spark session is shared with another run")
+        self._own = _started
+        assert self._own is not None
+        return self._own.session
+
+
+def check_session(spark: SparkSession, pipeline: PipelineConfig) -> None:
+    """Whether a session that is not ours has what a run needs."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    if pipeline.by_sql and zone not in ("UTC", "Etc/UTC", "Z", "GMT"):
+        raise ConfigError(
+            f"the Spark session has spark.sql.session.timeZone = {zone!r}, and transform.sql needs UTC: a pipeline "
+            "must give the same rows wherever it runs",
+            advice='Call spark.conf.set("spark.sql.session.timeZone", "UTC"), or pass spark.newSession() with it set.',
+        )
+    if is_local(spark.conf.get("spark.master") or ""):  # a cluster's executors are asked by the run
+        meet_executors(spark, threading.Event(), lambda _: None)
+
+
 def spark_session(pipeline: PipelineConfig, *, short: bool, archive: Path | None = None) -> SparkSession:
+    """A session of our own."""
     settings = spark_settings(pipeline, short=short, archive=archive)
-    # The workers must run this very Python, with this very package, unless the file says where theirs is. Started from
-    # Python, pyspark looks at the variable alone.
-    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    os.environ["PYSPARK_PYTHON"] = python
     _reach_master(settings["spark.master"])
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    log = _spark_log()
+    handle, path = tempfile.mkstemp(prefix="avow-spark-", suffix=".log")  # only we can read it
+    os.close(handle)
+    log = Path(path)
     # py4j's first call imports it, and with it pandas, for a second: better now, while the JVM starts.
     threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
+    gateway, path_before = None, list(sys.path)
     try:
-        with _standard_error_to(log):
-            _start_jvm(settings)
+        with _process_restored():
+            # The workers must run this very Python, with this very package, unless the file says where theirs is.
+            # Started from Python, pyspark looks at the variable alone.
+            os.environ["PYSPARK_PYTHON"] = (
+                settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+            )
+            gateway = _start_jvm(settings, log)
             session = builder.getOrCreate()
     except (PySparkException, Py4JError, RuntimeError) as error:
+        _end_jvm(gateway)
         raise ConfigError(
             f"Spark does not start: {cause_line(error)}",
             advice=f"Check [spark]; `avow doctor` checks Java. Spark's own log: {log}",
         ) from error
-    # Of a run that ends in good order nobody wants it; after a kill -9 it stays.
-    atexit.register(_remove_log)
+    global _started
+    _started = _Started(session, gateway, log, [entry for entry in sys.path if entry not in path_before])
+    atexit.register(_remove_log)  # a run that ends in good order needs no log; after a kill -9 it stays
     if not is_local(settings["spark.master"]):
         _send_transform(session, pipeline)
     return session
 
 
-def _start_jvm(settings: Mapping[str, str]) -> None:
-    """With the settings in a file that only we can read, for as long as the JVM starts. By itself, pyspark puts them
-    into the command line, which everybody on the machine can read."""
-    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
-    with tempfile.TemporaryDirectory(prefix="avow-spark-") as folder:  # mode 0700
+@contextmanager
+def _process_restored() -> Iterator[None]:
+    """Around the start of Spark: environment and signal handlers are afterwards as they were before."""
+    before = {name: os.environ.get(name) for name in PYSPARK_VARIABLES}
+    on_interrupt = signal.getsignal(signal.SIGINT)  # pyspark's own would cancel the batch that is to end first
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if threading.current_thread() is threading.main_thread() and on_interrupt is not None:
+            signal.signal(signal.SIGINT, on_interrupt)
+
+
+def _start_jvm(settings: Mapping[str, str], log: Path) -> Any:
+    """Start it, unless this process has one (then None): with what it prints in the log, and with the settings in a
+    file that only we can read, for as long as it starts. By itself, pyspark puts them into the command line, which
+    everybody on the machine can read."""
+    if SparkContext._gateway is not None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="avow-spark-") as folder, log.open("ab") as output:  # mode 0700
         path = Path(folder, "spark.properties")
         path.write_text("".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in settings.items()), "utf-8")
         words = ["--properties-file", str(path), "--load-spark-defaults"]
-        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(words)} {before or 'pyspark-shell'}"
-        try:
-            SparkContext._ensure_initialized()
-        finally:
-            del os.environ["PYSPARK_SUBMIT_ARGS"]
-            if before is not None:
-                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+        submit = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(words)} {submit}"
+        gateway = launch_gateway(None, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
+    return gateway if gateway.proc is not None else None  # under spark-submit, the JVM was there before us
+
+
+def _end(own: _Started) -> None:
+    """Stop the session. If its JVM is ours, that ends too, with its folders and the threads that talk to it."""
+    global _started
+    with suppress(PySparkException, Py4JError, OSError):  # the JVM may be gone already
+        own.session.stop()
+    _end_jvm(own.gateway)
+    sys.path[:] = [entry for entry in sys.path if entry not in own.paths]
+    if _started is own:
+        _remove_log()
+        atexit.unregister(_remove_log)
+        _started = None
+
+
+def _end_jvm(gateway: Any) -> None:
+    if gateway is None:
+        return
+    with suppress(Py4JError, OSError):
+        gateway.shutdown()
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(JVM_ENDS_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def _escaped(text: str) -> str:
@@ -141,22 +292,17 @@ def _escaped(text: str) -> str:
     return "".join(_ESCAPES.get(c, c) for c in text)
 
 
-@cache
-def _spark_log() -> Path:
-    """What this process's JVM says. A new file that only we can read, under a name that nobody can guess."""
-    handle, path = tempfile.mkstemp(prefix="avow-spark-", suffix=".log")
-    os.close(handle)
-    return Path(path)
-
-
-def keep_log() -> Path:
+def keep_log() -> str:
     """Where it is, also after an orderly end: it says why Spark is gone."""
-    atexit.unregister(_remove_log)
-    return _spark_log()
+    if _started is None:
+        return "where the session's driver writes it"
+    _started.keep_log = True
+    return str(_started.log)
 
 
 def _remove_log() -> None:
-    _spark_log().unlink(missing_ok=True)
+    if _started is not None and not _started.keep_log:
+        _started.log.unlink(missing_ok=True)
 
 
 def _send_transform(spark: SparkSession, pipeline: PipelineConfig) -> None:
@@ -186,19 +332,6 @@ def _reach_master(master: str) -> None:
         f"no Spark master answers at {master}: {problem}",
         advice="Check spark.master and that the master runs; its own page shows the address.",
     )
-
-
-@contextmanager
-def _standard_error_to(path: Path) -> Iterator[None]:
-    """What a JVM that is started meanwhile prints goes to a file: it writes pages, and a person reads our lines."""
-    kept = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def warm_up(spark: SparkSession) -> None:

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from avow import sinks
 from avow.arrow import binaries
-from avow.engines import failpoints, sql
+from avow.engines import sql
 from avow.engines.causes import cause_line
 from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import STOPS, Driver, Executed, attempts, not_drained, prepare_table, remark_new_ledger
@@ -91,7 +91,6 @@ class Run:
     def execute(self) -> None:
         """Run until drained, stopped, or ended by a named stop. Stopped before it has drained, ``once`` raises
         ``NotDrained``."""
-        os.environ[failpoints.DRIVER] = str(os.getpid())
         pipeline = self._pipeline
         # What needs no JVM is asked before one starts: a wrong password or a missing topic is told at once.
         python_transform(pipeline)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -31,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
+from avow.client_cache import ClientCache
 from avow.errors import ConfigError, ProtocolViolation, SourceError
 from avow.kafka.connect import first_permanent, grant, is_permanent, made, of_the_group, settings_of, strike, words
 from avow.kafka.headers import Headers, headers_of, size_of
@@ -164,17 +164,16 @@ class Reader:
         )
 
 
-_kept: dict[int, tuple[Source, Reader]] = {}  # by process: a fork must not use its parent's
+_readers: ClientCache[tuple[Source, Reader]] = ClientCache(lambda kept: kept[1].close(), keep=1)
 
 
 def reader(source: Source, group: str) -> Reader:
-    """This process's reader."""
-    known = _kept.get(os.getpid())
-    if known is None or known[0] != source:
-        if known is not None:
-            known[1].close()
-        known = _kept[os.getpid()] = (source, Reader(source, group))
-    return known[1]
+    """This thread's reader."""
+    known, found = _readers.get("reader", lambda: (source, Reader(source, group)))
+    if known != source:
+        _readers.drop("reader")
+        return reader(source, group)
+    return found
 
 
 def as_batch(wanted: OffsetRange, messages: list[client.Message]) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ neighbours are ``schema`` (``decode.schema``), ``plugins`` (which finds the clas
 (which adds the sinks' offers).
 """
 
-from avow.settings.read import cluster, declared, load
+from avow.settings.read import cluster, declared, load, refused
 from avow.settings.tree import (
     REST_COLUMN,
     Batch,
@@ -53,5 +53,6 @@ __all__ = [
     "cluster",
     "declared",
     "load",
+    "refused",
     "revealed",
 ]

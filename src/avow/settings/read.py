@@ -36,7 +36,17 @@ def load(
     ``check`` adds what settings cannot know; ``avow.plan.load_checked`` brings the sinks' offers this way.
     """
     text = _read(path)
-    document, problems = _interpolate(_parse(path, text) | ({"engine": engine} if engine else {}), env)
+    pipeline, problems = _checked(_parse(path, text) | ({"engine": engine} if engine else {}), env, check)
+    if pipeline is None or problems:
+        raise _config_error(path, text, problems)
+    return pipeline
+
+
+def _checked(
+    written: dict[str, Any], env: Mapping[str, str] | None, check: Callable[[PipelineConfig], Iterable[Problem]]
+) -> tuple[PipelineConfig | None, list[Problem]]:
+    """The tree of a document, and every problem of it."""
+    document, problems = (written, []) if env is None else _interpolate(written, env)
     pipeline = None
     try:
         pipeline = PipelineConfig.model_validate(document)
@@ -45,19 +55,28 @@ def load(
         unfilled = {problem.key for problem in problems}
         found = [p for p in _problems(error) if not any(p.key[: len(key)] == key for key in unfilled)]
         problems += [_without_env(p, document) for p in found]
-    # Raised out here, so that no ValidationError (which holds its input) hangs on to it as its context.
+    # Returned and not raised here, so that no ValidationError (which holds its input) is the context of what is raised.
+    return pipeline, problems
+
+
+def declared(
+    document: dict[str, Any],
+    env: Mapping[str, str] | None = None,
+    *,
+    check: Callable[[PipelineConfig], Iterable[Problem]] = lambda _: (),
+) -> PipelineConfig:
+    """The pipeline of values that were never in a file, or a ConfigError that names every problem. With ``env``,
+    ``${env:NAME}`` is filled in as in a file."""
+    pipeline, problems = _checked(document, env, check)
     if pipeline is None or problems:
-        raise _config_error(path, text, problems)
+        raise refused(problems)
+    pipeline._secrets_in_file = ()  # there is no file
     return pipeline
 
 
-def declared(document: dict[str, Any]) -> PipelineConfig:
-    """The pipeline of values that were never in a file, or a ConfigError that names every problem."""
-    try:
-        return PipelineConfig.model_validate(document)
-    except ValidationError as error:
-        problems = list(_problems(error))
-    raise ConfigError("\n".join(f"{_dotted(it.key)}: {it.wrong}; {it.allowed}" for it in problems))
+def refused(problems: Iterable[Problem]) -> ConfigError:
+    """What is wrong with values that were never in a file."""
+    return ConfigError("\n".join(f"{_dotted(it.key)}: {it.wrong}; {it.allowed}" for it in problems))
 
 
 def cluster(brokers: str, kafka: Mapping[str, str] | None = None, env: Mapping[str, str] = os.environ) -> Source:

@@ -315,6 +315,12 @@ class PipelineConfig(Section):
         """The keys whose secret stands in the file itself and not in the environment."""
         return self._secrets_in_file
 
+    def on_engine(self, engine: str) -> Self:
+        """The same pipeline on another engine. Raises ``Refused`` if that engine cannot run it."""
+        changed = self.model_copy(update={"engine": engine})
+        raise_if_any([*_combination_problems(changed)])
+        return changed
+
     @property
     def by_sql(self) -> bool:
         """Whether records go through a SQL query."""

@@ -98,6 +98,8 @@ _DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 def duration(value: Any) -> timedelta:
     allowed = 'a number and ms, s, m or h, from "0s" to "1h", for example "500ms"'
+    if isinstance(value, timedelta):  # TOML has none: from Python
+        value = f"{round(value.total_seconds() * 1000)}ms"
     match = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", value) if isinstance(value, str) else None
     if match is None:
         refuse(f"{value!r} is not a duration", allowed)

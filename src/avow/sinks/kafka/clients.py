@@ -20,7 +20,6 @@ Owns: the clients, their settings and what their errors mean. Must not know: row
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import OrderedDict, deque
@@ -34,6 +33,7 @@ import confluent_kafka as client
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
+from avow.client_cache import ClientCache
 from avow.errors import AvowError, ConfigError, SinkError, TopicRecreated
 from avow.kafka import committed
 from avow.kafka.connect import (
@@ -621,20 +621,15 @@ def _offsets(
     return found
 
 
-_kept: dict[tuple[object, ...], Clients] = {}
+_clients = ClientCache(Clients.close, keep=1)
 
 
 def cached(pipeline: PipelineConfig) -> Clients:
-    """This process's own clients, of one pipeline at a time: those of another are let go. Keyed by pid: Spark's Python
-    workers are forked, and clients survive neither that nor being thrown away there."""
+    """This thread's own clients, of one pipeline at a time."""
     assert isinstance(pipeline.sink, KafkaConfig)
     settings = (*revealed(pipeline.source.kafka).items(), "|", *revealed(pipeline.sink.kafka).items())
-    key = (os.getpid(), pipeline.name, pipeline.source.brokers, pipeline.sink.brokers, settings)
-    if key not in _kept:
-        for other in [one for one in _kept if one[0] == os.getpid()]:
-            del _kept[other]
-        _kept[key] = Clients(pipeline)
-    return _kept[key]
+    key = (pipeline.name, pipeline.source.brokers, pipeline.sink.brokers, settings)
+    return _clients.get(key, lambda: Clients(pipeline))
 
 
 def several(names: list[str]) -> str:

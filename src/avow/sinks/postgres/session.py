@@ -13,7 +13,6 @@ Owns: the connection and what its errors mean. Must not know: the ledger or any 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement, StatementOptions
 from adbc_driver_manager import Error as DatabaseError
 from adbc_driver_manager._reader import AdbcRecordBatchReader
 
+from avow.client_cache import ClientCache
 from avow.errors import AvowError, ConfigError, SinkError
 from avow.sinks.base import Refusal
 
@@ -271,23 +271,18 @@ def connect_error(text: str, url: str) -> AvowError:
     )
 
 
-_sessions: dict[tuple[int, str], Session] = {}
+SESSIONS_MAX = 4  # of one thread, to as many databases
+
+_sessions = ClientCache(Session.close, keep=SESSIONS_MAX)
 
 
 def cached(url: str, application: str) -> Session:
-    """This process's own connection, opened once: opening one costs more than a small batch.
-
-    Keyed by pid, because Spark's Python workers are forked, and a connection must not be shared by two.
-    """
-    key = (os.getpid(), url)
-    if key not in _sessions:
-        _sessions[key] = Session(url, application)
-    _sessions[key].application = application
-    return _sessions[key]
+    """This thread's own connection, opened once."""
+    session = _sessions.get(url, lambda: Session(url, application))
+    session.application = application
+    return session
 
 
 def forget(url: str) -> None:
-    """Drop this process's connection: it broke, or the server ended it."""
-    session = _sessions.pop((os.getpid(), url), None)
-    if session:
-        session.close()
+    """Drop this thread's connection: it broke, or the server ended it."""
+    _sessions.drop(url)
