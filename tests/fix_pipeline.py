@@ -99,7 +99,7 @@ class Scenario:
     def start(self, path: Path, *options: str, **env: str) -> subprocess.Popen[str]:
         """``avow run`` in a session of its own, so that it can be killed with all it started."""
         child = subprocess.Popen(
-            [sys.executable, "-m", "avow", "run", str(path), *options],
+            [sys.executable, "-m", "avow.prove.hooked", "run", str(path), *options],  # with the hooks that env names
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.cimpl import NewTopic
 
 from avow import sinks
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.task import Report, Work, commit_staged, decoded, deliver, deliver_joined
 from avow.kafka import metadata
 from avow.kafka.log import TopicPartition
@@ -223,6 +224,7 @@ class Runner(AbstractContextManager["Runner"]):
     reports: list[Report] = field(default_factory=list)
     joined: bool = False  # all partitions of a batch in the same acts
     member: Sequence[int] | None = None  # of those who share the partitions: which it is given
+    hooks: Hooks = NO_HOOKS
 
     def __post_init__(self) -> None:
         self.store = sinks.driver_sink(self.pipeline)
@@ -265,7 +267,8 @@ class Runner(AbstractContextManager["Runner"]):
         ranges = {
             TopicPartition(TOPIC, p): OffsetRange(TOPIC, p, at[p], at[p] + len(values)) for p, values in records.items()
         }
-        work = Work(self.pipeline, self.number, self.batches, ranges, self.store.task_context())
+        context = self.store.task_context()
+        work = Work(self.pipeline, self.number, self.batches, ranges, context, hooks=self.hooks)
         self.batches += 1
         made = {
             one: batch(values, one.partition, one.start, (keys or {}).get(one.partition, [None] * len(values)))

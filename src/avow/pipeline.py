@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from avow import sinks
 from avow.client_cache import close_clients
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.progress import Observer, Progress
 from avow.errors import AvowError, ConfigError
 from avow.guarantee import Guarantee
@@ -83,6 +84,7 @@ class PipelineRun:
         spark: SparkSession | None,
         on_progress: Callable[[Progress], None],
         on_event: Callable[[str], None],
+        hooks: Hooks,
     ) -> None:
         self._config = config
         self._once = once
@@ -93,7 +95,7 @@ class PipelineRun:
         self._summary: RunSummary | None = None
         self._failure: BaseException | None = None
         self._ended = threading.Event()
-        observer = Observer(self._keep_progress, on_event, self._began)
+        observer = Observer(self._keep_progress, on_event, self._began, hooks)
         self._execute, self._stop = _engine(config, once, spark, observer)
         self._thread = threading.Thread(target=self._run, name=f"avow-{config.name}", daemon=True)
         self._thread.start()
@@ -257,6 +259,7 @@ class DeadLetterQueue:
         *,
         spark: SparkSession | None = None,
         on_progress: Callable[[Redriven], None] = lambda _: None,
+        hooks: Hooks = NO_HOOKS,
         **which: Unpack[SelectionOptions],
     ) -> Redriven:
         """Bring them into the sink after all, under the identity of their records. What is still bad stays. ``spark``
@@ -265,7 +268,7 @@ class DeadLetterQueue:
 
         try:
             with _lease(self._config, spark) as session:
-                return redrive(self._config, _selection(which), session, on_progress)
+                return redrive(self._config, _selection(which), session, on_progress, hooks)
         finally:
             close_clients()
 
@@ -369,10 +372,12 @@ class Pipeline:
         spark: SparkSession | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
         on_event: Callable[[str], None] = LOGGER.info,
+        hooks: Hooks = NO_HOOKS,
     ) -> PipelineRun:
-        """Run in the background. ``on_progress`` and ``on_event`` are called from the run's thread."""
+        """Run in the background. ``on_progress`` and ``on_event`` are called from the run's thread. ``hooks`` are for
+        tests: what is done at named points of each batch."""
         config = self._on(engine)
-        return PipelineRun(config, once=once, spark=spark, on_progress=on_progress, on_event=on_event)
+        return PipelineRun(config, once=once, spark=spark, on_progress=on_progress, on_event=on_event, hooks=hooks)
 
     def audit(
         self, *, spark: SparkSession | None = None, on_progress: Callable[[str], None] = lambda _: None

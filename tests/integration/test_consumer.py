@@ -29,7 +29,6 @@ from tests.kafka_stage import read
 
 from avow import sinks
 from avow.engines import columns, consumer, driver, spark, task
-from avow.engines.failpoints import VARIABLE
 from avow.engines.isolation import Part
 from avow.engines.progress import Observer, Progress
 from avow.errors import ConfigError, NotDrained, SinkError, Superseded, TopicRecreated
@@ -38,6 +37,7 @@ from avow.kafka.log import TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
 from avow.local.cluster import Cluster
+from avow.prove.failpoints import VARIABLE
 from avow.settings import PipelineConfig
 from avow.sinks.kafka import store as kafka_store
 from avow.sinks.kafka.entries import Kept

@@ -22,8 +22,10 @@ import pytest
 from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
 
 import avow
+from avow.engines.hooks import Hooks
 from avow.errors import ConfigError, NotDrained, SinkError
 from avow.pipeline import Pipeline
+from avow.prove import failpoints
 
 pytestmark = pytest.mark.cluster
 
@@ -262,6 +264,41 @@ def test_a_session_of_its_own_leaves_the_process_as_it_was(scenario: Make) -> No
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == [10, "held", {}]
+
+
+# --- hooks --------------------------------------------------------------------------------------------------
+
+
+class Seen(Hooks):
+    def __init__(self) -> None:
+        self.points: list[str] = []
+
+    def reached(self, point: str, batch: int) -> None:  # noqa: ARG002
+        self.points.append(point)
+
+
+def test_hooks_are_values_and_no_variable_names_one(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = scenario(1)
+    s.produce([payment(0)])
+    monkeypatch.setenv(failpoints.VARIABLE, f"mid-write:0:answer:{s.folder}")
+    monkeypatch.setenv(failpoints.CANARY, "drop:1")
+    seen = Seen()
+    with pipeline(s, guarantee="at-least-once").start(once=True, hooks=seen) as run:
+        run.await_termination()
+    assert seen.points == ["mid-write", "after-write", "after-claim"]
+    assert s.ids() == Counter([0]), "a canary would have dropped it"
+    s.produce([payment(1)])
+    told = subprocess.run(
+        [sys.executable, "-m", "avow", "run", str(s.file("at-least-once")), "--once", "--engine", "consumer"],
+        env={**os.environ, "DATABASE_URL": s.url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert s.ids() == Counter([0, 1])
+    assert not list(s.folder.glob("fired-*"))
 
 
 # --- the caller's Spark session -----------------------------------------------------------------------------

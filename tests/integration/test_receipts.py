@@ -20,9 +20,9 @@ from tests.fix_pipeline import END_SESSIONS, Scenario, payment
 from avow.cli import main
 from avow.clients import receipts as receipts_module
 from avow.clients.receipts import Answer, Receipt, Receipts, State
-from avow.engines.failpoints import VARIABLE
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
+from avow.prove.failpoints import VARIABLE
 
 pytestmark = pytest.mark.cluster
 

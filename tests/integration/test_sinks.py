@@ -14,6 +14,7 @@ from _pytest.mark import ParameterSet
 from tests.fix_sinks import Bench, batch, record
 
 from avow.engines import task
+from avow.engines.hooks import Hooks
 from avow.engines.redrive import Redriven, redrive
 from avow.engines.task import REFUSED
 from avow.errors import PositionBehind, PositionMoved, Superseded, TooManyDeadLetters
@@ -74,21 +75,22 @@ def test_dead_letters_are_listed_by_the_beginning_of_their_values(b: Bench) -> N
         assert sum(count for _, count, _ in letters.by_reason(Selection(partition=0))) == 2
 
 
-def test_a_redrive_between_a_write_and_its_claim(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+class CrashAfterWrite(Hooks):
+    def reached(self, point: str, batch: int) -> None:  # noqa: ARG002
+        if point == "after-write":
+            raise KeyboardInterrupt
+
+
+def test_a_redrive_between_a_write_and_its_claim(b: Bench) -> None:
     """Under at-least-once a crash there leaves dead letters of records that are read again: a redrive leaves them."""
     strict = b.pipeline("at-least-once")
     lenient = strict.model_copy(update={"decode": strict.decode.model_copy(update={"unknown_fields": "ignore"})})
     records = {0: [record(0), record(1, extra=1)]}
 
-    def crash(name: str, _: int) -> None:
-        if name == "after-write":
-            raise KeyboardInterrupt
-
     with b.run(strict) as run:
-        monkeypatch.setattr(task, "failpoint", crash)
+        run.hooks = CrashAfterWrite()
         with pytest.raises(KeyboardInterrupt):
             run.deliver(records)
-        monkeypatch.undo()
     assert b.letters() == [(0, 1, "unknown-field")]
     assert redrive(lenient, Selection(), pytest.fail) == Redriven()
     with b.run(strict) as run:

@@ -11,9 +11,9 @@ from tests.fix_pipeline import ON_ENGINES, SCHEMA, Scenario, payment, session_sp
 from tests.fix_sinks import overwrite_lake
 from tests.into_lake import audited, frame, ids, sink, totals
 
-from avow.engines.failpoints import VARIABLE
 from avow.engines.redrive import Redriven, redrive
 from avow.ledger import Counts
+from avow.prove.failpoints import VARIABLE
 from avow.sinks.base import Selection
 
 pytestmark = pytest.mark.cluster

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from avow.engines import failpoints
-from avow.prove.driver import Driver, environment
+from avow.prove.driver import Driver
 
 
 def test_a_driver_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
@@ -16,8 +15,3 @@ def test_a_driver_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path
     assert driver.family() == [], "its pid may be somebody else's by now"
     driver.end()
     assert driver.code == 2
-
-
-def test_a_driver_is_not_taken_for_one_of_ours() -> None:
-    ours = {"PATH": "/bin", failpoints.DRIVER: "1"}
-    assert environment(ours) == {"PATH": "/bin"}, "else a failpoint would kill whoever proves"

@@ -78,15 +78,8 @@ def test_an_archive_of_other_jars_is_not_offered(tmp_path: Path, monkeypatch: py
     assert local_spark.archive() is None
 
 
-def test_a_failpoint_reaches_executors_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AVOW_FAILPOINT", "after-write:1:executor:/tmp")
-    assert settings(tmp_path, 'master = "yarn"')["spark.executorEnv.AVOW_FAILPOINT"] == "after-write:1:executor:/tmp"
-    monkeypatch.delenv("AVOW_FAILPOINT")
-    assert "AVOW" not in str(settings(tmp_path, 'master = "yarn"'))
-
-
-def test_a_worker_keeps_the_archives_of_the_users_own(tmp_path: Path) -> None:
-    """Only Spark's own archives give way to the installed pyspark; a short path is not stumbled over."""
+def test_a_worker_keeps_the_zips_of_the_users_own(tmp_path: Path) -> None:
+    """Only Spark's own zips give way to the installed pyspark; a short path is not stumbled over."""
     mine = tmp_path / "python" / "lib" / "mine.zip"
     told = subprocess.run(
         [sys.executable, "-c", "import sys; from avow.engines import daemon; print(*sys.path, sep='\\n')"],

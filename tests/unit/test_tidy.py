@@ -98,3 +98,41 @@ def test_every_make_target_has_its_help() -> None:
     assert [target for target, helped in targets.items() if not helped] == []
     (phony,) = (line.split()[1:] for line in lines if line.startswith(".PHONY:"))
     assert set(phony) == set(targets)
+
+
+# Who may read or change the environment, and what for. None of it changes what a pipeline delivers, or in which order:
+# hooks that do are values that tests and the proof pass in (``avow.prove.hooked`` is their only door).
+ENVIRONMENT = {
+    "cli/dashboard.py": "PostgreSQL's own time-outs, for the pages",
+    "cli/demo.py": "what it gives to the commands that it starts",
+    "dashboard/jobs.py": "what it gives to the processes that it starts",
+    "engines/session.py": "pyspark's own variables, restored at once",
+    "engines/sql.py": "Spark's folder for temporary files",
+    "local/jars.py": "where jars are kept and fetched from",
+    "local/java.py": "JAVA_HOME",
+    "local/part.py": "what it gives to the processes that it starts",
+    "local/spark.py": "the folder for caches; pyspark's own variable in a process of its own",
+    "pipeline.py": "what ${env:NAME} is filled in from",
+    "plan.py": "what ${env:NAME} is filled in from",
+    "settings/read.py": "what ${env:NAME} is filled in from",
+}
+
+
+def test_no_environment_variable_changes_what_a_pipeline_delivers() -> None:
+    package = ROOT / "src" / "avow"
+    readers = {
+        str(path.relative_to(package)) for path in MODULES if re.search(r"\b(environ|environb|getenv)\b", _code(path))
+    }
+    assert {name for name in readers if not name.startswith("prove/")} == set(ENVIRONMENT)
+    below = [path for path in MODULES if path.relative_to(package).parts[0] not in ("prove", "cli", "dashboard")]
+    assert [path for path in below if any(name.startswith("avow.prove") for name in imports(tree(path)))] == []
+
+
+def _code(path: Path) -> str:
+    """Without comments and docstrings."""
+    return ast.unparse(_Bare().visit(tree(path)))
+
+
+class _Bare(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else node

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 from rich.console import Console
 
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.errors import AvowError
 from avow.extras import missing
 
@@ -107,6 +108,11 @@ def verbose_option(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=listen,
         help="Print the whole trace of every failure to standard error.",
     )(command)
+
+
+def hooks_of_caller() -> Hooks:
+    """Of a program that has called this command line, such as the proof; ``avow`` itself gives none."""
+    return click.get_current_context().find_object(Hooks) or NO_HOOKS
 
 
 def plain(text: str) -> str:

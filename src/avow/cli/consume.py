@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from avow.cli import plain
+from avow.cli import hooks_of_caller, plain
 from avow.cli.kafka import given_settings, settings_option, source_of
 from avow.cli.local import folder_option
 from avow.cli.run import stop_on_signals
@@ -129,6 +129,7 @@ def consume(
         limit=limit,
         kafka=revealed(source.kafka) | given_settings(settings),
         on_event=lambda text: console.print(plain(text), soft_wrap=True),
+        hooks=hooks_of_caller(),
         **terms,
     )
     stop_on_signals(consumer.stop, lambda _: console.print("stopping after the record in hand"))

@@ -19,12 +19,12 @@ from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
 from avow import sinks
-from avow.engines.failpoints import VARIABLE as FAILPOINT
 from avow.errors import LocalError, SinkError, SourceError
 from avow.guarantee import Guarantee
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
+from avow.prove.failpoints import VARIABLE as FAILPOINT
 
 FOLDER = Path(".avow/demo")
 TOPIC, PARTITIONS = "payments", 4
@@ -262,7 +262,7 @@ def _run_and_kill(stage: Stage, target: int, *, first: bool) -> None:
 def _start(stage: Stage, env: dict[str, str]) -> subprocess.Popen[bytes]:
     with (FOLDER / "run.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "avow", "run", str(stage.file), "--once"],
+            [sys.executable, "-m", "avow.prove.hooked", "run", str(stage.file), "--once"],
             stdout=log,
             stderr=log,
             env=env,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from avow.cli import hooks_of_caller
 from avow.errors import ConfigError
 from avow.pipeline import Pipeline
 from avow.sinks.base import DeadLetter
@@ -136,7 +137,7 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **which: Any) -> None:
                 f"redriving {meant:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
             )
 
-        done = letters.redrive(on_progress=told, **which)
+        done = letters.redrive(on_progress=told, hooks=hooks_of_caller(), **which)
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -17,8 +16,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from avow.cli import plain, verbose_option
-from avow.engines import failpoints
+from avow.cli import hooks_of_caller, plain, verbose_option
 from avow.engines.progress import Progress
 from avow.pipeline import Engine, Pipeline
 
@@ -129,12 +127,13 @@ def run(file: Path, once: bool, engine: Engine | None, as_json: bool) -> None:
     its engine at any time: the ledger is the same.
     """
     pipeline = Pipeline.load(file)
-    os.environ[failpoints.DRIVER] = str(os.getpid())
     console = Console(stderr=True, highlight=False)
     live = LiveLine(console, f"starting {'Spark' if (engine or pipeline.config.engine) == 'spark' else 'the consumer'}")
     show: View = JsonLines() if as_json else live if console.is_terminal else KeyValues()
     with show:
-        running = pipeline.start(once=once, engine=engine, on_progress=show.progress, on_event=show.event)
+        running = pipeline.start(
+            once=once, engine=engine, on_progress=show.progress, on_event=show.event, hooks=hooks_of_caller()
+        )
         stop_on_signals(running.stop, show.event)
         running.await_termination()
     show.event("drained" if once else "stopped")

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Self
@@ -33,7 +33,7 @@ from avow.clients.keeping import GroupKeeping
 from avow.clients.ledgered import LedgerKeeping, Transaction
 from avow.clients.member import Batch, Member, Record
 from avow.clients.terms import Terms, checked
-from avow.engines.failpoints import failpoint
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.errors import ConfigError, HandlerFailed, SinkError, SourceError, Superseded, first_line
 from avow.kafka.log import Log, TopicPartition
 from avow.settings import Offsets, PipelineConfig, declared
@@ -66,7 +66,7 @@ class Consumer:
     """Reads topics as a member of a group. Close it, or use it as a context manager.
 
     ``once`` ends at the end of the log as it was at the start; ``limit`` after so many records. ``kafka`` holds client
-    settings, ``on_event`` is told in a line what a person may want to know.
+    settings, ``on_event`` is told in a line what a person may want to know. ``hooks`` are for tests.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class Consumer:
         limit: int | None = None,
         kafka: Mapping[str, Any] | None = None,
         on_event: Callable[[str], None] = lambda _: None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
-        self.terms = checked(
+        declared_terms = checked(
             guarantee,
             commit,
             per=per,
@@ -107,6 +108,7 @@ class Consumer:
             longest_s=longest_s,
             database=database is not None,
         )
+        self.terms = replace(declared_terms, hooks=hooks)
         source = {
             "brokers": brokers,
             "topics": [topics] if isinstance(topics, str) else list(topics),
@@ -283,7 +285,7 @@ class Consumer:
                 self._opened.grouped.passed(unit.where, record.offset + 1)
                 if self._stop.is_set():
                     return
-        failpoint("after-write", number)
+        self.terms.hooks.reached("after-write", number)
         if not first:
             self._opened.grouped.passed(unit.where, unit.until)
             self._opened.keeping.due(unit_done=True)
@@ -415,7 +417,7 @@ class _Open:
             self._ends = self._log.stable_ends(known) if once else None
             self.keeping: GroupKeeping | LedgerKeeping
             if terms.in_one_act:
-                self.keeping = LedgerKeeping(pipeline, known, terms.longest_s, stop, event)
+                self.keeping = LedgerKeeping(pipeline, known, terms, stop, event)
                 self.keeping.prepare()
                 group = f"{group}.members"
             self.member = Member(

@@ -25,7 +25,6 @@ from avow import ledger
 from avow.clients.member import Batch, Member
 from avow.clients.positions import Positions
 from avow.clients.terms import Terms
-from avow.engines.failpoints import failpoint
 from avow.errors import SourceError
 from avow.kafka.connect import is_permanent
 from avow.kafka.log import Log, TopicPartition
@@ -157,7 +156,7 @@ class GroupKeeping:
     def _judged(self, error: KafkaError | None) -> bool:
         if error is None:
             self._refused_at = None
-            failpoint("after-claim", self._batches)
+            self._terms.hooks.reached("after-claim", self._batches)
             return True
         if is_permanent(error):
             raise self._member.failure(error)

@@ -28,8 +28,8 @@ import psycopg
 
 from avow import ledger
 from avow.clients.member import Batch, Record
+from avow.clients.terms import Terms
 from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS, BACK_OFF_S, STOPS, Driver
-from avow.engines.failpoints import failpoint
 from avow.engines.progress import Observer
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, SourceError, first_line
 from avow.kafka.log import TopicPartition, fingerprint
@@ -175,7 +175,7 @@ class LedgerKeeping:
         self,
         pipeline: PipelineConfig,
         known: Mapping[TopicPartition, str],
-        longest_s: float,
+        terms: Terms,
         stop: threading.Event,
         event: Callable[[str], None],
     ) -> None:
@@ -184,7 +184,7 @@ class LedgerKeeping:
         self._url = pipeline.sink.url.get_secret_value()
         self._known = known
         self._begun: set[str] = set()  # ids of topics that were read before this process began
-        self._longest_s = longest_s
+        self._terms = terms
         self._stop = stop
         self._event = event
         self._observer = Observer(event=event)
@@ -288,7 +288,7 @@ class LedgerKeeping:
         name = self._pipeline.name
         with connection.transaction():
             # Local to the transaction, as in ``session``.
-            connection.execute(session.local_settings(store.application(name, run), self._longest_s))
+            connection.execute(session.local_settings(store.application(name, run), self._terms.longest_s))
             (entry,) = store.read_entries(_Queries(connection), name, [where], lock=True)
             ledger.check_fence(entry, run)
             todo = ledger.judge(entry.position, OffsetRange(where.topic, where.partition, batch.start, batch.until))
@@ -296,7 +296,7 @@ class LedgerKeeping:
             tx = Transaction(name, run, self._transactions, connection, entry, todo, records)
             yield tx
             tx.claim()
-        failpoint("after-claim-write", self._transactions)
+        self._terms.hooks.reached("after-claim-write", self._transactions)
         self._failures = 0
         self._transactions += 1
         self._driver.positions[where] = max(tx.until, entry.position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from avow.engines.failpoints import order
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.errors import ConfigError
 from avow.guarantee import Act, Guarantee
 
@@ -36,10 +36,11 @@ class Terms:
     assignment: Assignment = "cooperative"
     max_records: int = 500  # of a batch
     longest_s: float = 3600.0  # that a batch may take; then the group gives its partitions to others
+    hooks: Hooks = NO_HOOKS
 
     @property
     def claims_first(self) -> bool:
-        return order(self.guarantee.steps)[0] == frozenset({Act.CLAIM})
+        return self.hooks.order(self.guarantee.steps)[0] == frozenset({Act.CLAIM})
 
     @property
     def in_one_act(self) -> bool:

@@ -347,7 +347,8 @@ class Driver:
     def _work(self, part: Part) -> Work:
         ranges = part.ranges
         topic_ids = {where.topic: self._topic_ids[where.topic] for where in ranges}
-        return Work(self._pipeline, self.run, self._batch, ranges, self.store.task_context(), topic_ids, part.set_aside)
+        context, hooks = self.store.task_context(), self._observer.hooks
+        return Work(self._pipeline, self.run, self._batch, ranges, context, topic_ids, part.set_aside, hooks)
 
     def _finish(
         self, work: Work, staged: Sequence[object], counts: Mapping[TopicPartition, Counts] | None, started: float

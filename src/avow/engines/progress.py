@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.ledger import Counts, Entry
 
 if TYPE_CHECKING:  # it brings Kafka's client
@@ -30,8 +31,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Whom the run tells what."""
+    """Whom the run tells what, and what a test does at its named points."""
 
     progress: Callable[[Progress], None] = lambda _: None
     event: Callable[[str], None] = lambda _: None  # a line for a person: started, failed and trying again, ...
     began: Callable[[int, Mapping[TopicPartition, Entry]], None] = lambda *_: None  # with the ledger as it was then
+    hooks: Hooks = NO_HOOKS

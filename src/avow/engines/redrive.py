@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow import ledger, sinks
-from avow.engines.failpoints import failpoint
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.task import decode_batch
 from avow.errors import RetentionLoss
 from avow.guarantee import Guarantee
@@ -52,6 +52,7 @@ def redrive(
     selection: Selection,
     spark: Callable[[], SparkSession],
     progress: Callable[[Redriven], None] = lambda _: None,
+    hooks: Hooks = NO_HOOKS,
 ) -> Redriven:
     """Redrive what is selected, a thousand at a time, each thousand in one act."""
     total = Redriven()
@@ -61,7 +62,7 @@ def redrive(
         start = selection.from_offset or 0
         while True:
             chosen = replace(selection, topic=where.topic, partition=where.partition, from_offset=start)
-            done, last = _redrive_some(pipeline, where, chosen, spark)
+            done, last = _redrive_some(pipeline, where, chosen, spark, hooks)
             if last is None:
                 break
             start = last + 1
@@ -71,7 +72,11 @@ def redrive(
 
 
 def _redrive_some(
-    pipeline: PipelineConfig, where: TopicPartition, selection: Selection, spark: Callable[[], SparkSession]
+    pipeline: PipelineConfig,
+    where: TopicPartition,
+    selection: Selection,
+    spark: Callable[[], SparkSession],
+    hooks: Hooks,
 ) -> tuple[Redriven, int | None]:
     """One act. Gives what it came to, and the last offset it looked at: None if there was no letter left."""
     sink = sinks.redriving(pipeline)
@@ -108,7 +113,7 @@ def _redrive_some(
         written = len([letter for letter in delivered if letter.offset in in_table]) - applied.skipped
         if delivered:
             sink.unbury(delivered, written, len(delivered) - written)
-            failpoint("redriven", 0)  # everything is handed over, and nothing of it is committed
+            hooks.reached("redriven", 0)  # everything is handed over, and nothing of it is committed
     return Redriven(written, len(delivered) - written, len(letters) - len(delivered)), letters[-1].offset
 
 

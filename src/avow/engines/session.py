@@ -39,7 +39,6 @@ from pyspark.sql import SparkSession
 
 from avow import __version__
 from avow.arrow import binaries
-from avow.engines import failpoints
 from avow.engines.causes import cause_line
 from avow.engines.task import python_transform
 from avow.errors import ConfigError
@@ -92,9 +91,6 @@ def spark_settings(pipeline: PipelineConfig, *, short: bool, archive: Path | Non
     settings["spark.driver.extraJavaOptions"] = f"{java} -XX:SharedArchiveFile={archive}" if archive else java
     if is_local(master):
         settings |= LOOPBACK
-    else:
-        # Executors have another environment than ours, so a test's wish goes along.
-        settings |= {f"spark.executorEnv.{name}": value for name, value in failpoints.declared().items()}
     return settings | given
 
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from avow import ledger
 from avow.arrow import no_rows
 from avow.decode import Decoder, decoder
-from avow.engines.failpoints import failpoint, order, sabotaged
+from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.errors import AvowError, ConfigError, ProtocolViolation, TooManyDeadLetters, first_line
 from avow.guarantee import Act
 from avow.kafka.log import Log, TopicPartition, fingerprint
@@ -65,6 +65,7 @@ class Work:
     brief: object = None  # the ``task_context`` of the sink's driver side
     topic_ids: Mapping[str, str] = field(default_factory=dict)  # that the ledger knows, of the ranges' topics
     set_aside: str = ""  # why the records are to be dead letters as they are, without being decoded
+    hooks: Hooks = NO_HOOKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ def _acts(
     claimed = False
     outcomes = [_Outcome() for _ in planned]
     places = [TopicPartition(one.topic, one.partition) for one in planned]
-    for step in order(work.pipeline.guarantee.steps):
+    for step in work.hooks.order(work.pipeline.guarantee.steps):
         with sink.act():
             entries = sink.entries(places, lock=Act.CLAIM in step)
             for entry in entries:
@@ -245,7 +246,7 @@ def _acts(
                 for one, outcome in zip(todo, outcomes, strict=True):
                     if one:
                         sink.tally(one, outcome.counts, outcome.last)
-        failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
+        work.hooks.reached(f"after-{'-'.join(sorted(step))}", work.batch)
     assert todo is not None
     if claimed and not work.pipeline.guarantee.atomic:
         # Only the sink can have refused so many after the claim. To roll them back would have lost them.
@@ -285,8 +286,8 @@ def of_these_topics(read: Reading, work: Work, log: Log) -> Reading:
 
 def commit_staged(parts: Sequence[object], work: Work, sink: CommittingSink) -> None:
     """In the driver: the acts of one batch, in the guarantee's order, over what its tasks have staged."""
-    failpoint("staged", work.batch)
-    steps = order(work.pipeline.guarantee.steps)
+    work.hooks.reached("staged", work.batch)
+    steps = work.hooks.order(work.pipeline.guarantee.steps)
     for step in steps:
         sink.commit(
             step,
@@ -294,9 +295,9 @@ def commit_staged(parts: Sequence[object], work: Work, sink: CommittingSink) -> 
             work.run,
             work.batch,
             last=step is steps[-1],
-            answered=lambda: failpoint("commit-unknown", work.batch),
+            answered=lambda: work.hooks.reached("commit-unknown", work.batch),
         )
-        failpoint(f"after-{'-'.join(sorted(step))}", work.batch)
+        work.hooks.reached(f"after-{'-'.join(sorted(step))}", work.batch)
 
 
 def _write(
@@ -324,7 +325,8 @@ def _write(
     for part in prepared:
         rows, deletes = part.rows.rows, part.rows.deletes
         any_rows = rows.num_rows or deletes.num_rows
-        refused = sink.write(Rows(sabotaged(rows, offset_column), deletes)).refused if any_rows else {}
+        given = Rows(work.hooks.rows(rows, offset_column), deletes)
+        refused = sink.write(given).refused if any_rows else {}
         offsets = rows.column(offset_column)
         bad = {offsets[row].as_py(): why for row, why in refused.items()}
         outcome.read += len(part.offsets)
@@ -333,7 +335,7 @@ def _write(
         outcome.skipped += part.skipped
         outcome.last = part.last or outcome.last
         bury(part.letters + _refused_letters(bad, part.source, todo, pipeline), ended=False)
-        failpoint("mid-write", work.batch)
+        work.hooks.reached("mid-write", work.batch)
     applied = sink.finish(todo)
     late = _refused_letters(applied.refused, None, todo, pipeline)
     outcome.written -= applied.skipped + len(late)
@@ -362,11 +364,12 @@ class _Joined:
         pipeline, whole, found = self._work.pipeline, self._whole, self._found
         rows = _with_lineage(found.rows, whole, found.kept, pipeline)
         deletes = _with_lineage(found.deletes, whole, found.deleted, pipeline)
-        refused = sink.write(Rows(sabotaged(rows, pipeline.sink.lineage[2]), deletes)).refused if whole.num_rows else {}
+        given = Rows(self._work.hooks.rows(rows, pipeline.sink.lineage[2]), deletes)
+        refused = sink.write(given).refused if whole.num_rows else {}
         places = {found.kept[row].as_py(): why for row, why in refused.items()}
         late = {index: _letter(whole, index, REFUSED, why) for index, why in places.items()}
         outcomes = self._outcomes(late, judged=not claimed)
-        failpoint("mid-write", self._work.batch)
+        self._work.hooks.reached("mid-write", self._work.batch)
         letters = self._letters | late
         sink.bury([letters[index] for index in sorted(letters)])
         return outcomes

@@ -18,16 +18,10 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 
 import psutil
 
-from avow.engines import failpoints
 from avow.local.part import living
 
 DAEMON = "avow.engines.daemon"  # the module that forks Python workers
 STOP_S = 60
-
-
-def environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without the driver that we may be ourselves: a failpoint takes all that is above it, up to that one."""
-    return {name: value for name, value in ours.items() if name != failpoints.DRIVER}
 
 
 class Driver:
@@ -38,11 +32,11 @@ class Driver:
         self._seen: dict[int, psutil.Process] = {}
         with log.open("ab") as output:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "avow", *command],
+                [sys.executable, "-m", "avow.prove.hooked", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**environment(os.environ), **env},
+                env={**os.environ, **env},
                 start_new_session=True,
             )
         self.pid = self._child.pid

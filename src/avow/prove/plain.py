@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from avow.engines.failpoints import copies, failpoint
 from avow.guarantee import Guarantee
+from avow.prove.failpoints import Harm
 
 if TYPE_CHECKING:
     from avow.clients.consumer import Record, Transaction
@@ -62,6 +62,7 @@ class _Handler:
     def __init__(self) -> None:
         self._connection: psycopg.Connection[Any] | None = None
         self._handled = 0
+        self._harm = Harm.named(os.environ)
 
     def append(self, record: Record) -> None:
         """The row is committed when this returns: each INSERT is a transaction."""
@@ -74,12 +75,12 @@ class _Handler:
         self._insert(tx.connection, record)
 
     def _insert(self, connection: psycopg.Connection[Any], record: Record) -> None:
-        failpoint("mid-write", self._handled)
+        self._harm.reached("mid-write", self._handled)
         self._handled += 1
         said = json.loads(record.value or b"")
         place = (record.topic, record.partition, record.offset, record.timestamp_ms)
         statement = sql.SQL(_INSERT).format(sql.Identifier(os.environ[TABLE]))
-        for _ in range(copies(record.offset)):
+        for _ in range(self._harm.copies(record.offset)):
             # Not prepared: a proxy knows rows by this text.
             connection.execute(statement, (said["n"], said["k"], said["crc"], said["body"], *place), prepare=False)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from avow.engines import failpoints
+from avow.prove import failpoints
 from avow.prove.scene import Scene
 
 WAIT_S = 90
@@ -93,7 +93,7 @@ class AtFailpoint(Fault):
     @property
     @abstractmethod
     def who(self) -> str:
-        """Whom it strikes, in the words of ``engines.failpoints``."""
+        """Whom it strikes, in the words of ``prove.failpoints``."""
 
     def prepare(self) -> None:
         folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}").absolute()

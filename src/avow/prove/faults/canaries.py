@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from avow.engines import failpoints
+from avow.prove import failpoints
 from avow.prove.faults.base import Fault
 from avow.prove.faults.drivers import KilledAfterClaim
 from avow.prove.scene import Scene

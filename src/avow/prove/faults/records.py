@@ -15,7 +15,7 @@ from signal import SIGKILL
 from types import MappingProxyType
 from typing import Any
 
-from avow.engines import failpoints
+from avow.prove import failpoints
 from avow.prove.check import SCHEMA, checksum, value
 from avow.prove.driver import Driver
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault

@@ -1,0 +1,93 @@
+"""The harm that a pipeline under proof does to itself: hooks that end it at a named point, or make it break its word.
+
+Only ``avow.prove.hooked`` makes them, from the environment of the process that it starts: ``avow run`` cannot.
+
+``AVOW_FAILPOINT=NAME:BATCH:WHO:FOLDER`` kills with SIGKILL at point NAME of the first batch not below BATCH, once
+(FOLDER remembers that it fired): WHO is ``worker`` (this process alone), ``executor`` (this process and all above it,
+up to the executor's JVM) or ``run`` (the same, up to the driver, where that is above). ``stop`` is this process alone
+with SIGSTOP: whoever asked for it lets it go on. With ``answer`` nothing is killed: what was done stays done, and an
+error takes the place of its answer.
+
+``AVOW_CANARY=swap`` takes the acts in the wrong order, ``drop:N`` and ``double:N`` do that to one row in N: a proof
+shows with these that it would catch a pipeline that breaks its word.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+from typing import TYPE_CHECKING, Self
+
+import psutil
+
+from avow.engines.hooks import Hooks
+from avow.guarantee import Act
+
+if TYPE_CHECKING:  # a command that only names a failpoint need not wait for Arrow
+    import pyarrow as pa
+
+VARIABLE = "AVOW_FAILPOINT"
+CANARY = "AVOW_CANARY"
+
+SENT_WITHIN_S = 0.5  # before a process is stopped: what it gave to a client has left, and a transaction has begun
+
+
+@dataclass(frozen=True, slots=True)
+class Harm(Hooks):
+    """What the environment names, in any process of the run."""
+
+    failpoint: str = ""
+    canary: str = ""
+    driver: int = 0  # its pid
+
+    @classmethod
+    def named(cls, env: Mapping[str, str]) -> Self:
+        """For a run whose driver is this process."""
+        return cls(env.get(VARIABLE, ""), env.get(CANARY, ""), os.getpid())
+
+    def reached(self, point: str, batch: int) -> None:
+        if not self.failpoint:
+            return
+        name, first, who, folder = self.failpoint.split(":", 3)
+        if name != point or batch < int(first):
+            return
+        try:
+            Path(folder, f"fired-{point}").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        if who == "answer":
+            raise OSError("the answer was lost, as a failpoint wished")
+        if who == "stop":
+            time.sleep(SENT_WITHIN_S)
+            os.kill(os.getpid(), SIGSTOP)
+            return
+        for process in list(self._above(who)):
+            process.send_signal(SIGKILL)
+        os.kill(os.getpid(), SIGKILL)
+
+    def _above(self, who: str) -> Iterator[psutil.Process]:
+        """The processes above this one that are to go too; none if the last of them is not above it."""
+        found = []
+        for process in psutil.Process().parents() if who != "worker" else []:
+            found.append(process)
+            if process.name() == "java" if who == "executor" else process.pid == self.driver:
+                yield from found
+                return
+
+    def order(self, steps: tuple[frozenset[Act], ...]) -> tuple[frozenset[Act], ...]:
+        return steps[::-1] if self.canary == "swap" else steps
+
+    def copies(self, offset: int) -> int:
+        """How often a record's row is to be written: once, unless a canary drops or doubles one in so many."""
+        what, _, every = self.canary.partition(":")
+        return 1 if what not in ("drop", "double") or (offset + 1) % int(every) else {"drop": 0, "double": 2}[what]
+
+    def rows(self, rows: pa.RecordBatch, offset_column: str) -> pa.RecordBatch:
+        if not self.canary:
+            return rows
+        offsets = rows.column(offset_column).to_pylist()
+        return rows.take([row for row, offset in enumerate(offsets) for _ in range(self.copies(offset))])
