@@ -70,7 +70,6 @@ def test_at_most_once_loses_and_never_doubles(scenario: Make, point: str, who: s
     assert 0 < len(found) < RECORDS, "the claimed range that was not written is lost"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("point", "who"), killed(("after-write", "worker"), points=["after-write"]))
 def test_at_least_once_doubles_and_never_loses(scenario: Make, point: str, who: str) -> None:
     s = scenario()
@@ -111,6 +110,7 @@ def test_killed_at_random_times_with_bad_records_among_the_good(scenario: Make) 
     assert contiguous == [(0,)], "claims have neither gap nor overlap"
 
 
+@pytest.mark.long
 def test_two_drivers_at_once_one_is_superseded_and_nothing_is_doubled(scenario: Make) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(20_000))
@@ -180,7 +180,6 @@ def test_postgres_and_a_broker_killed_in_mid_run(scenario: Make, healthy: object
     assert s.ids() == dict.fromkeys(range(30_000), 1)
 
 
-@pytest.mark.long
 def test_a_run_ends_at_once_when_its_jvm_is_killed(scenario: Make) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(2_000))

@@ -59,7 +59,6 @@ def count(scenario: Scenario) -> int:
     return int(scenario.rows(f'SELECT count(*) FROM "{scenario.table}"')[0][0])
 
 
-@pytest.mark.long
 def kill_executor(executor: psutil.Process) -> None:
     """kill -9 of the JVM alone. Its Python workers must go by themselves."""
     family = executor.children(recursive=True)
@@ -69,6 +68,7 @@ def kill_executor(executor: psutil.Process) -> None:
     assert alive == []
 
 
+@pytest.mark.long
 def test_a_job_that_spark_gives_up_starts_again_from_the_ledger(scenario: Make, spark: Standalone) -> None:
     """By SQL, with bad records. An executor dies in mid-write, and Spark may not try the task again: the run does."""
     s = scenario()
@@ -98,7 +98,6 @@ def even(rows: pa.RecordBatch) -> pa.RecordBatch:
 """
 
 
-@pytest.mark.long
 def test_at_least_once_doubles_and_never_loses(scenario: Make, spark: Standalone) -> None:
     """An executor dies between write and claim, and Spark gives its task to another. The transform is one file, which
     only the driver's path has: it is sent along."""
@@ -156,6 +155,7 @@ def test_a_transform_that_executors_lack_is_told_by_name(scenario: Make, spark: 
     assert sum(s.positions().values()) == 0
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_the_cluster_is_told_before_anything_is_claimed(scenario: Make, spark: Standalone) -> None:
     s = scenario()
     s.produce(payment(n) for n in range(10))
