@@ -18,16 +18,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from tests import raw_producer
 from tests.fix_dashboard import small_proof
 from tests.fix_pipeline import Scenario, payment
-from tests.raw_producer import Raw
 
 from avow.dashboard import messages
 from avow.dashboard.pages import PAGES
 from avow.kafka import metadata
 from avow.kafka.headers import NOT_UTF8
 from avow.local.cluster import Cluster
+from avow.prove import raw
+from avow.prove.raw import Raw
 
 if TYPE_CHECKING:
     from tests.visitor import Visitor
@@ -274,13 +274,11 @@ def test_every_record_that_a_producer_can_make_has_a_page(
         Raw(b"[" * 100_000, b"\xff" * 100_000, timestamp_ms=1),
         Raw(b"1e400", headers=((b"", b""), (b"x" * 10_000, b"y" * 100_000))),
     ]
-    raw_producer.produce(cluster.bootstrap, one.topic, records)
+    raw.produce(cluster.bootstrap, one.topic, records)
     file = one.file(dead_letters="max_share = 1.0")
     one.drain(file, "consumer")  # each is a dead letter
     strange = Raw(b"after", headers=((b"caf\xe9", b"x"), (b"good", b"y")), timestamp_ms=-(10**15))
-    raw_producer.produce(
-        cluster.bootstrap, one.topic, [strange] * 20
-    )  # many: a call that is made often is made in another way
+    raw.produce(cluster.bootstrap, one.topic, [strange] * 20)  # many: a call that is made often is made in another way
     visitor = visit([file])
     visitor.house.watch.look_now()
     pages = [f"/topics/{one.topic}/messages", f"/topics/{one.topic}/messages?q=zzz", f"/pipelines/{one.name}/letters"]

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests import into_kafka, into_lake, into_postgres, raw_producer
+from tests import into_kafka, into_lake, into_postgres
 from tests.fix_pipeline import Scenario, session_spark
 from tests.kafka_stage import read
-from tests.raw_producer import Raw
 
 from avow import sinks
 from avow.audit.auditor import audit
@@ -22,6 +21,8 @@ from avow.cli import main
 from avow.decode.envelope import LAST_MS
 from avow.kafka.browse import Browser
 from avow.kafka.headers import NOT_UTF8
+from avow.prove import raw
+from avow.prove.raw import Raw
 from avow.sinks.base import DeadLetter, Selection
 
 pytestmark = pytest.mark.cluster
@@ -112,7 +113,7 @@ def _text(name: bytes) -> str | None:
 def test_every_kind_of_record(scenario: Make, make_topic: Callable[..., str], kind: str, engine: str) -> None:
     s = scenario(partitions=1, **ANY)
     made = kinds()
-    raw_producer.produce(s.cluster.bootstrap, s.topic, [one.record for one in made])
+    raw.produce(s.cluster.bootstrap, s.topic, [one.record for one in made])
     target = make_topic(1, **ANY)
     lines = {"postgres": into_postgres.sink(s), "kafka": into_kafka.sink(target)}
     path = s.file(
@@ -156,7 +157,7 @@ def test_every_kind_of_record(scenario: Make, make_topic: Callable[..., str], ki
 def test_they_can_be_looked_at(scenario: Make) -> None:
     s = scenario(partitions=1, **ANY)
     records = [Raw(b"v", b"k", ((b"\xff", b"1"), (b"a", None)), 2**63 - 1), Raw(b"w", None, (), -1)]
-    raw_producer.produce(s.cluster.bootstrap, s.topic, records)
+    raw.produce(s.cluster.bootstrap, s.topic, records)
     with Browser(s.load(s.file()).source) as browser:
         seen = sorted(browser.forwards(s.topic, {0: 0}, 10).seen, key=lambda one: one.offset)
     assert [(one.timestamp_ms, one.headers) for one in seen] == [(2**63 - 1, ((NOT_UTF8, b"1"), ("a", None))), (-1, ())]

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from avow.errors import SourceError
 from avow.kafka import metadata
+from avow.prove import raw
 from avow.prove.check import HEADER, Fate, Sent, value
 
 TICK_S = 0.1
@@ -41,7 +42,7 @@ class Workload:
         value: Callable[[int, int], bytes] = value,
         message: Callable[[int, int], dict[str, Any]] = lambda _number, _key: {},
     ) -> None:
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
             "enable.idempotence": True,
             "linger.ms": 20,
@@ -138,6 +139,9 @@ class Workload:
             where = key % self._partitions
             self._sent[number] = Sent(number, key, Fate.UNKNOWN, where, -1)
             changed = self._message(number, key)
+            if "raw_headers" in changed:
+                self._send_raw(number, key, where, changed["raw_headers"])
+                continue
             named = [(HEADER, str(number).encode()), *changed.pop("headers", [])]
             usual: dict[str, Any] = {
                 "value": self._value(number, key),
@@ -152,6 +156,16 @@ class Workload:
                 except BufferError:
                     producer.poll(TICK_S)
         return numbers
+
+    def _send_raw(self, number: int, key: int, where: int, headers: list[tuple[bytes, bytes | None]]) -> None:
+        """A record that the client cannot send. It may overtake others: it never becomes a row."""
+        named = ((HEADER.encode(), b"%d" % number), *headers)
+        record = raw.Raw(self._value(number, key), b"%d" % key, named, int(time.time() * 1000))
+        try:
+            (offset,) = raw.produce(self._settings["bootstrap.servers"], self._topic, [record], where)
+        except TimeoutError:
+            return  # it stays unknown
+        self._sent[number] = self._sent[number]._replace(fate=Fate.ACKNOWLEDGED, offset=offset)
 
     def _answered(self, number: int, error: KafkaError | None, message: Message) -> None:
         known = self._sent[number]

@@ -211,6 +211,8 @@ POISON: tuple[Callable[[int, int], dict[str, Any]], ...] = (
     lambda number, key: {"key": b"", "value": value(number, key)},
     lambda _number, _key: {"headers": [("", None), ("", b""), ("\u0000n", b"\xff"), ("x" * 40_000, b"x")]},
     lambda _number, _key: {"headers": [(f"h{n % 3}", b"%d" % n) for n in range(500)]},
+    lambda _number, _key: {"raw_headers": [(b"\xff\xfe", b"x"), (b"good", None)]},  # names that are no UTF-8
+    lambda _number, _key: {"raw_headers": [(b"good", b"x"), (b"cut \xe2\x82", None), (b"\xed\xa0\x80", b"")]},
 )
 
 
