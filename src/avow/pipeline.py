@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
-from avow import sinks
+from avow import extras, sinks
 from avow.client_cache import close_clients
 from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.progress import Observer, Progress
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # each brings Arrow, Kafka's client or Spark with it, which a
     from avow.audit.report import Report
     from avow.clients.receipts import Receipts
     from avow.engines.redrive import Redriven
+    from avow.engines.session import SparkLease
     from avow.kafka.log import TopicPartition
     from avow.ledger import Entry
     from avow.sinks.lake.config import LakeConfig
@@ -188,23 +189,41 @@ def _engine(
 
         consuming = consumer.Run(config, once=once, observer=observer)
         return consuming.execute, consuming.stop
-    from avow.engines.spark import Run
-
-    lease = _lease(config, spark, observer.event)
-    running = Run(config, lease, once=once, observer=observer)
+    with extras.named():
+        from avow.engines.spark import Run
+    session = _Session(config, spark, observer.event)
+    running = Run(config, session, once=once, observer=observer)
 
     def execute() -> None:
-        with lease:
+        with session:
             running.execute()
 
     return execute, running.stop
 
 
-def _lease(config: PipelineConfig, spark: SparkSession | None, tell: Callable[[str], None] = LOGGER.info) -> Any:
-    from avow.engines.session import SparkLease
-    from avow.local import spark as local_spark
+class _Session:
+    """Gives the Spark session when it is first asked for: an audit or a redrive may need none, and then pyspark need
+    not even be installed."""
 
-    return SparkLease(config, lambda short: local_spark.session(config, short=short), spark, tell)
+    def __init__(
+        self, config: PipelineConfig, given: SparkSession | None, tell: Callable[[str], None] = LOGGER.info
+    ) -> None:
+        self._arguments = config, given, tell
+        self._lease: SparkLease | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lease is not None:
+            self._lease.close()
+
+    def __call__(self, short: bool = True) -> SparkSession:
+        if self._lease is None:
+            from avow.local import spark
+
+            self._lease = spark.lease(*self._arguments)
+        return self._lease(short)
 
 
 class SelectionOptions(TypedDict, total=False):
@@ -267,7 +286,7 @@ class DeadLetterQueue:
         from avow.engines.redrive import redrive
 
         try:
-            with _lease(self._config, spark) as session:
+            with _Session(self._config, spark) as session:
                 return redrive(self._config, _selection(which), session, on_progress, hooks)
         finally:
             close_clients()
@@ -386,7 +405,7 @@ class Pipeline:
         from avow.audit.auditor import audit
 
         try:
-            with _lease(self._config, spark) as session:
+            with _Session(self._config, spark) as session:
                 return audit(self._config, session, on_progress)
         finally:
             close_clients()

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -132,10 +132,7 @@ class SparkLease:
         self._session: SparkSession | None = None
         self._own: _Started | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with _lock:
             own, self._own, self._session = self._own, None, None
             if own is not None:

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from avow.settings import PipelineConfig
 if TYPE_CHECKING:  # this module is also asked whether Spark is there
     from pyspark.sql import SparkSession
 
+    from avow.engines.session import SparkLease
+
 MAKE_TIMEOUT_S = 300
 
 
@@ -34,6 +37,13 @@ def session(pipeline: PipelineConfig, *, short: bool) -> SparkSession:
     with extras.named():
         from avow.engines.session import spark_session
     return spark_session(pipeline, short=short, archive=archive())
+
+
+def lease(pipeline: PipelineConfig, given: SparkSession | None, tell: Callable[[str], None]) -> SparkLease:
+    """The caller's session or one that is active, else one of our own as long as it is needed."""
+    with extras.named():
+        from avow.engines.session import SparkLease
+    return SparkLease(pipeline, lambda short: session(pipeline, short=short), given, tell)
 
 
 def cache() -> Path:
