@@ -374,7 +374,7 @@ def test_all_is_told_when_nothing_more_comes(scenario: Make, monkeypatch: pytest
             asked.append(time.monotonic())
             return super().entries(**given)
 
-    monkeypatch.setattr("avow.sinks.postgres.Store", Spied)
+    monkeypatch.setattr("avow.sinks.postgres.store.Store", Spied)
     s = scenario(partitions=2)
     told: list[Progress] = []
     with in_this_process(s.load(s.file(), "consumer"), Observer(progress=told.append)):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -470,31 +468,6 @@ def test_a_deadlock_with_somebody_else_is_retried(scenario: Make) -> None:
     while s.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")[0][0] == before:
         assert time.monotonic() < deadline, "there was no deadlock: the test proves nothing"
         time.sleep(0.2)
-
-
-CROWDED = """
-import os, resource, sys
-from pathlib import Path
-from avow.errors import ConfigError
-from avow.local import spark
-from avow.plan import load_checked
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-try:
-    spark.session(load_checked(Path(sys.argv[1])), short=True)
-except ConfigError as error:
-    print(error)
-"""
-
-
-def test_a_process_with_too_many_files_is_told_instead_of_never_called(scenario: Make) -> None:
-    """py4j waits for Spark's calls with select, which knows no file above 1,023: a run would wait for ever."""
-    s = scenario()
-    command = [sys.executable, "-c", CROWDED, str(s.file())]
-    env = {**os.environ, "DATABASE_URL": s.url, "TMPDIR": str(s.folder)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
-    assert "files and connections open" in done.stdout, done.stderr[-2000:]
 
 
 def test_a_server_that_takes_no_writes_is_not_a_question_of_rights(scenario: Make) -> None:
