@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from avow import ledger
 from avow.errors import ProtocolViolation, SinkError, SourceError
+from avow.kafka.connect import flushed
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import PipelineConfig
@@ -32,6 +33,7 @@ from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit
 
 ABORT_PATIENCE_S = 10.0
+FLUSH_S = 5.0  # then it is looked whether the topic is still there; a record has a time-out of its own
 
 
 class KafkaTask:
@@ -86,8 +88,12 @@ class KafkaTask:
         if self._next is None:
             self._held.client.abort_transaction(PATIENCE_S)  # a replay: there is nothing to say
             return
-        # A topic that was made again is empty: what was delivered before is gone, and to go on would hide it.
-        self._clients.topic_ids(self._topics, self._next.topics)
+        # A topic that was made again is empty: what was delivered before is gone, and to go on would hide it. The ids
+        # are compared when the records are in a topic: those that still wait would go into the new one.
+        left = 1
+        while left:
+            left = flushed(self._held.client, FLUSH_S)
+            self._clients.topic_ids(self._topics, self._next.topics)
         self._clients.send(self._held, self._where, self._next)
         self._held.client.commit_transaction(PATIENCE_S)
         self._claimed = self._next
