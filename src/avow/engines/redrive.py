@@ -12,10 +12,13 @@ Owns: that act. Neighbours: ``task`` (decode) and the sink's ``Redriving`` side.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,18 +26,22 @@ import pyarrow.compute as pc
 from avow import ledger, sinks
 from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.task import decode_batch
-from avow.errors import RetentionLoss
+from avow.errors import PositionMoved, RetentionLoss
 from avow.guarantee import Guarantee
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import COLUMNS, Reader, headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.settings import PipelineConfig
-from avow.sinks.base import DeadLetter, Rows, Selection
+from avow.sinks.base import DeadLetter, Redriving, Rows, Selection
+
+Done = TypeVar("Done")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AT_ONCE = 1_000
+TRIES_MAX = 20  # of one act, while a run or another redrive comes first
+PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +66,11 @@ def redrive(
     with sinks.dead_letters(pipeline) as letters:
         partitions = letters.partitions(selection)
     for where in partitions:
+        sink = sinks.redriving(pipeline)
         start = selection.from_offset or 0
         while True:
             chosen = replace(selection, topic=where.topic, partition=where.partition, from_offset=start)
-            done, last = _redrive_some(pipeline, where, chosen, spark, hooks)
+            done, last = _tried(partial(_redrive_some, sink, pipeline, where, chosen, spark, hooks))
             if last is None:
                 break
             start = last + 1
@@ -71,7 +79,17 @@ def redrive(
     return total
 
 
+def _tried(act: Callable[[], Done]) -> Done:
+    """Nothing of an act is there if somebody else came first; then it is done anew."""
+    for _ in range(TRIES_MAX - 1):
+        with suppress(PositionMoved):
+            return act()
+        time.sleep(PAUSE_S * random.random())
+    return act()
+
+
 def _redrive_some(
+    sink: Redriving,
     pipeline: PipelineConfig,
     where: TopicPartition,
     selection: Selection,
@@ -79,7 +97,6 @@ def _redrive_some(
     hooks: Hooks,
 ) -> tuple[Redriven, int | None]:
     """One act. Gives what it came to, and the last offset it looked at: None if there was no letter left."""
-    sink = sinks.redriving(pipeline)
     with sink.act():
         # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
         (entry,) = sink.entries([where], lock=True)

@@ -70,6 +70,8 @@ SEND_S = 5.0
 # second.
 PRODUCERS_MAX = 64
 LIMITS_KEPT_S = 60.0
+# Whoever has taken a partition's id may be a redrive, which is done in a moment. Taken back at once, it never would be.
+FENCED_PAUSE_S = 3.0
 NEWS_S = 5.0  # a broker learns of a new topic a moment after the one that was asked to make it
 
 # Abandoned for so long, a transaction is aborted by the cluster. Until then it holds up readers of committed records;
@@ -122,6 +124,11 @@ def failure(what: str, error: KafkaException, pipeline: PipelineConfig | None = 
     if code in _REFUSED:
         return ConfigError(f"Kafka refuses {what}: {cause.str()}", advice=_REFUSED[code])
     return SinkError(f"Kafka did not do {what}: {cause.str()}", advice=_ADVICE.get(code, "Check the brokers' logs."))
+
+
+def is_fenced(error: KafkaException) -> bool:
+    """Whether another producer has taken the transactional id; after that any call fails for good."""
+    return error.args[0].code() in (KafkaError._FENCED, KafkaError._FATAL)
 
 
 @contextmanager
@@ -250,6 +257,8 @@ class Clients:
                 # dead, so will the others.
                 if error.args[0].code() == KafkaError._TIMED_OUT:
                     self.forget_all()
+                if is_fenced(error):
+                    time.sleep(FENCED_PAUSE_S)
         found = self.fresh(where)
         with as_ours(f"the beginning of a transaction for {where}", self.pipeline):
             found.client.begin_transaction()
@@ -488,20 +497,31 @@ class Clients:
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
             "enable.partition.eof": "true",
+            "fetch.wait.max.ms": "50",  # how late the end of a partition is told
         }
         return made(client.Consumer, self._output_settings | own, self._given, KEY)
 
-    def committed_records(self, topic: str) -> Iterator[client.Message]:
-        """Every committed record of a topic of the output's cluster, up to where its log ends now.
+    def committed_records(self, topic: str, since: dict[int, int] | None = None) -> Iterator[client.Message]:
+        """Every committed record of a topic of the output's cluster, up to where its log ends now; or from the offsets
+        ``since`` on, which are then those ends.
 
         Not up to where committed records end now: a transaction that somebody else has open would hide what was
         committed after it began, such as the taking back of a letter. It is waited for.
         """
         ends = self.settled_ends(topic)
+        starts = since or {}
+        left = {number for number, end in ends.items() if end > starts.get(number, 0)}
+        if left:
+            yield from self._records_until(topic, starts, ends, left)
+        if since is not None:
+            since.update(ends)
+
+    def _records_until(
+        self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int], left: set[int]
+    ) -> Iterator[client.Message]:
         reader = self.output_reader()
         try:
-            left = {number for number, end in ends.items() if end > 0}
-            reader.assign([client.TopicPartition(topic, number, client.OFFSET_BEGINNING) for number in left])
+            reader.assign([client.TopicPartition(topic, n, starts.get(n) or client.OFFSET_BEGINNING) for n in left])
             heard = time.monotonic()
             while left:
                 with as_ours(f"the reading of topic {topic}", self.pipeline):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import confluent_kafka as client
 
@@ -117,22 +117,28 @@ def meant(letter: DeadLetter, died: datetime, selection: Selection) -> bool:
 
 def standing(clients: Clients, topic: str, selection: Selection) -> dict[str, tuple[DeadLetter, datetime]]:
     """The letters that are meant and were not taken back, by key. A topic of another pipeline's is refused."""
-    return _standing(clients, topic, selection, lambda letter: letter)
+    return Standing(clients, topic, selection, lambda letter: letter).read()
 
 
-def _standing(
-    clients: Clients, topic: str, selection: Selection, kept: Callable[[DeadLetter], Kept]
-) -> dict[str, tuple[Kept, datetime]]:
-    found: dict[str, tuple[Kept, datetime]] = {}
-    for record in clients.committed_records(topic):
-        register.refuse_foreign(record, clients.group)
-        name = _bytes(record.key()).decode(errors="replace")
-        said = None if record.value() is None else read(record)
-        if said is not None and meant(*said, selection):
-            found[name] = (kept(said[0]), said[1])
-        else:
-            found.pop(name, None)
-    return found
+class Standing(Generic[Kept]):
+    """The same, for who asks again: then only what came since is read."""
+
+    def __init__(self, clients: Clients, topic: str, selection: Selection, kept: Callable[[DeadLetter], Kept]) -> None:
+        self.selection = selection
+        self._clients, self._topic, self._kept = clients, topic, kept
+        self._read_to: dict[int, int] = {}
+        self._found: dict[str, tuple[Kept, datetime]] = {}
+
+    def read(self) -> dict[str, tuple[Kept, datetime]]:
+        for record in self._clients.committed_records(self._topic, self._read_to):
+            register.refuse_foreign(record, self._clients.group)
+            name = _bytes(record.key()).decode(errors="replace")
+            said = None if record.value() is None else read(record)
+            if said is not None and meant(*said, self.selection):
+                self._found[name] = (self._kept(said[0]), said[1])
+            else:
+                self._found.pop(name, None)
+        return self._found
 
 
 def glimpse(letter: DeadLetter) -> Glimpse:
@@ -165,7 +171,7 @@ class KafkaLetters:
     def _standing(
         self, selection: Selection, kept: Callable[[DeadLetter], AnyLetter]
     ) -> list[tuple[AnyLetter, datetime]]:
-        found = _standing(self._clients, self._topic, selection, kept).values()
+        found = Standing(self._clients, self._topic, selection, kept).read().values()
         return sorted(found, key=lambda said: (said[0].topic, said[0].partition, said[0].offset))
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:

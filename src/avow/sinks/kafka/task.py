@@ -19,7 +19,7 @@ from dataclasses import replace
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from avow import ledger
-from avow.errors import ProtocolViolation, SinkError, SourceError
+from avow.errors import PositionMoved, ProtocolViolation, SinkError, SourceError
 from avow.kafka.connect import flushed
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
@@ -27,7 +27,7 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import letters as dead
-from avow.sinks.kafka.clients import PATIENCE_S, Clients, Producing, expect, failure
+from avow.sinks.kafka.clients import FENCED_PAUSE_S, PATIENCE_S, Clients, Producing, expect, failure, is_fenced
 from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
 from avow.sinks.kafka.entries import Kept
 from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit
@@ -48,10 +48,12 @@ class KafkaTask:
         self._letters_topic = dead_letter_topic(pipeline)
         self._run = run
         self._clients = clients or kafka_clients.cached(pipeline)
+        self._redriving = redriving
         self._mapper = Mapper(pipeline, redriven=redriving)
         self._where: TopicPartition | None = None
         self._topics: list[str] = []  # that the act may write to
         self._claimed: Kept | None = None  # by an act before this one
+        self._standing: dead.Standing[DeadLetter] | None = None  # as far as they were read
         self._clear()
 
     def _clear(self) -> None:
@@ -119,12 +121,20 @@ class KafkaTask:
 
     def _failed(self, error: KafkaException) -> Exception:
         open_s = time.monotonic() - self._began
-        if error.args[0].code() == KafkaError._FENCED and open_s * 1000 > self._clients.timeout_ms:
+        if is_fenced(error) and open_s * 1000 > self._clients.timeout_ms:
             return SinkError(
                 f"the transaction of {self._where} was open for {open_s:.0f} s and was aborted by Kafka after its "
                 f"transaction.timeout.ms of {self._clients.timeout_ms}",
                 advice="Nothing of it is visible. If it happens again, lower batch.max_records or raise [sink.kafka] "
                 "transaction.timeout.ms.",
+            )
+        if is_fenced(error):
+            if not self._redriving:
+                time.sleep(FENCED_PAUSE_S)  # the next attempt takes the id back
+            return PositionMoved(
+                f"the producer of {self._where} was fenced: a run of the pipeline, or a redrive, has taken its "
+                "transactional.id",
+                advice="Nothing of this transaction is visible. Try again.",
             )
         return failure(f"the act on {self._where}", error, self._clients.pipeline)
 
@@ -230,8 +240,13 @@ class KafkaTask:
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Chosen dead letters of the act's partition. Whoever would take one back must first fence this act."""
-        found = dead.standing(self._clients, self._letters_topic, selection).values()
-        chosen = sorted((letter for letter, _ in found), key=lambda letter: letter.offset)[:limit]
+        # An act that is fenced is done anew: then only what came since is read, before it is fenced again.
+        every = replace(selection, from_offset=None, until_offset=None)
+        if self._standing is None or self._standing.selection != every:
+            self._standing = dead.Standing(self._clients, self._letters_topic, every, lambda letter: letter)
+        found = self._standing.read().values()
+        wanted = [letter for letter, died in found if dead.meant(letter, died, selection)]
+        chosen = sorted(wanted, key=lambda letter: letter.offset)[:limit]
         if all(letter.full_bytes is None for letter in chosen):
             return chosen
         with Log(self._source, self._clients.group) as log:
