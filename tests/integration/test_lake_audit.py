@@ -46,7 +46,8 @@ def compared(pipeline: PipelineConfig, values: Values) -> Compared:
         by="append",
     )
     made = batch(values, 0, 0, [None] * len(values))
-    (found,) = compare_partition(job, WHERE, decoded(lambda _: iter([made]), pipeline)(planned))
+    with open_reading(pipeline, snapshot) as reading:
+        (found,) = compare_partition(job, WHERE, decoded(lambda _: iter([made]), pipeline)(planned), reading)
     assert isinstance(found, Compared)
     return found
 

@@ -223,7 +223,7 @@ class _Audit:
             state.compared = comparison.results()
             seen_here = []
             for where in job.scopes.keys() - state.compared.keys():
-                for given in compare_partition(job, where, ()):
+                for given in compare_partition(job, where, (), self._reading):
                     if isinstance(given, Compared):
                         state.compared[where] = given
                     else:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.audit import keys
+from avow.audit import keys, table
 from avow.audit.compare import Compared
 from avow.audit.content import Due
 from avow.audit.keys import SHARED_SHOWN, Histories, SharedKeys
@@ -50,13 +50,14 @@ class Comparing(AbstractContextManager["Comparing"]):
         pipeline, ranges = job.work.pipeline, job.work.ranges
         with (
             closing(Reader(pipeline.source, pipeline.name)) as reader,
+            table.open_reading(pipeline, job.snapshot) as reading,
             pa.OSFile(str(self._file), "wb") as file,
             pa.ipc.new_file(file, job.key_schema) as seen,
         ):
             for number, where in enumerate(sorted(ranges), start=1):
                 self._tell(f"comparing {where} with {pipeline.sink.target} ({number} of {len(ranges)} partitions)")
                 prepared = decoded(reader.read, pipeline, hopeless=0)(ranges[where])
-                for given in compare_partition(job, where, prepared):
+                for given in compare_partition(job, where, prepared, reading):
                     if isinstance(given, Compared):
                         found[where] = given
                     else:

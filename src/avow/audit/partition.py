@@ -78,24 +78,23 @@ class _Part:
 
 
 def compare_partition(
-    job: Job, where: TopicPartition, prepared: Iterable[Prepared]
+    job: Job, where: TopicPartition, prepared: Iterable[Prepared], reading: Reading
 ) -> Iterator[pa.RecordBatch | Compared]:
     """The keys of all rows on both sides (with a key), and at last what the comparison came to."""
     pipeline, scope = job.work.pipeline, job.scopes[where]
     comparison = Comparison(where.topic, where.partition, scope.start, job.by, compacted=scope.compacted)
-    with table.open_reading(pipeline, job.snapshot) as reading:
-        letters = reading.letters(where)
-        start = scope.start
-        if job.key_types:
-            start = 0  # rows that cannot be compared still say under which key they stand
-        else:
-            comparison.unchecked(reading.rows_below(where, start))
-        there = table.Ordered(reading.rows(where, job.columns, start), pipeline.sink.lineage[2])
-        walk = _Walk(job, scope, comparison, letters, reading)
-        yield from walk.below(there.take(scope.start))
-        for part in _parts(prepared, job, scope):
-            yield from walk.window(part, there.take(part.until))
-        yield from walk.beyond(there.rest())
+    letters = reading.letters(where)
+    start = scope.start
+    if job.key_types:
+        start = 0  # rows that cannot be compared still say under which key they stand
+    else:
+        comparison.unchecked(reading.rows_below(where, start))
+    there = table.Ordered(reading.rows(where, job.columns, start), pipeline.sink.lineage[2])
+    walk = _Walk(job, scope, comparison, letters, reading)
+    yield from walk.below(there.take(scope.start))
+    for part in _parts(prepared, job, scope):
+        yield from walk.window(part, there.take(part.until))
+    yield from walk.beyond(there.rest())
     yield comparison.result()
 
 

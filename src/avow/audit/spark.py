@@ -1,9 +1,9 @@
-"""Spark's part of an audit: reading topics, comparing a partition a task, bringing keys together.
+"""Spark's part of an audit: reading topics, comparing partitions in tasks, bringing keys together.
 
-A task reads and compares one partition. It reads with the run's own client: Spark's Kafka source cannot read every
-record that a producer can make (a timestamp beyond 2^63 microseconds ends its task), and an audit must. What a task
-gives is its result, pickled, and with a key the keys that it saw; those wait on the executors' disks until the results
-are known.
+A task reads and compares some partitions, one after another; behind a query, one. It reads with the run's own client:
+Spark's Kafka source cannot read every record that a producer can make (a timestamp beyond 2^63 microseconds ends its
+task), and an audit must. What a task gives is the result of each, pickled, and with a key the keys that it saw; those
+wait on the executors' disks until the results are known.
 
 Owns: frames and what runs in tasks. Must not know: how anything is judged. Neighbours: ``partition`` (what a task
 does), ``keys`` (the rules for keys), ``engines`` (whose decoding is used as it is).
@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from avow.audit import keys
+from avow.audit import keys, table
 from avow.audit.compare import NONE, Compared
 from avow.audit.content import Due
 from avow.audit.keys import SHARED_SHOWN, SharedKeys
@@ -35,8 +35,14 @@ from avow.engines.spark import begin_task, task_per_range
 from avow.engines.task import Prepared, decoded, numbers
 from avow.findings import Finding, Kind, Offsets
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
 from avow.settings import PipelineConfig
+from avow.sinks.reading import Reading
+
+# A task costs as much as a small partition, and a connection to the sink. With a few to a core, partitions of unlike
+# size still share the cores.
+TASKS_A_CORE = 4
 
 _RESULT = pa.field("result", pa.binary())
 _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
@@ -56,14 +62,15 @@ class Comparing(AbstractContextManager["Comparing"]):
             self._frame.unpersist()
 
     def _compared(self) -> DataFrame:
-        job = self._job
-        tasks = task_per_range(self._session(), len(job.work.ranges))
+        job, session, count = self._job, self._session(), len(self._job.work.ranges)
         schema = from_arrow_schema(_schema(job))
         if job.work.pipeline.by_sql:
-            rows = sql.decode_frame(tasks, job.work, begin_task)
+            rows = sql.decode_frame(task_per_range(session, count), job.work, begin_task)
             compared = rows.mapInArrow(lambda batches: _behind_query(iter(batches), job), schema)
         else:
-            compared = tasks.mapInArrow(lambda batches: _on_records(iter(batches), job), schema)
+            tasks = min(count, session.sparkContext.defaultParallelism * TASKS_A_CORE)
+            numbered = session.range(0, count, 1, tasks)
+            compared = numbered.mapInArrow(lambda batches: _on_records(iter(batches), job), schema)
         return compared.persist(StorageLevel.DISK_ONLY) if job.key_types else compared
 
     def results(self) -> dict[TopicPartition, Compared]:
@@ -109,9 +116,13 @@ def _schema(job: Job) -> pa.Schema:
 
 
 def _on_records(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
-    """In a task: a range's number in, keys and a result out."""
-    where, read = begin_task(batches, job.work)
-    yield from _given(job, where, decoded(read, job.work.pipeline, hopeless=0)(job.work.ranges[where]))
+    """In a task: the numbers of some ranges in, keys and a result for each out."""
+    pipeline, places = job.work.pipeline, sorted(job.work.ranges)
+    with table.open_reading(pipeline, job.snapshot) as reading:
+        for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
+            where = places[number]
+            read = decoded(reader(pipeline.source, pipeline.name).read, pipeline, hopeless=0)
+            yield from _given(job, where, read(job.work.ranges[where]), reading)
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
@@ -127,12 +138,13 @@ def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.Re
             return
         where = note.where
     rows = itertools.chain([first] if first is not None else [], filled)
-    yield from _given(job, where, sql.prepared(rows, job.work, where, note)(job.work.ranges[where]))
+    with table.open_reading(job.work.pipeline, job.snapshot) as reading:
+        yield from _given(job, where, sql.prepared(rows, job.work, where, note)(job.work.ranges[where]), reading)
 
 
-def _given(job: Job, where: TopicPartition, prepared: Iterable[Prepared]) -> Iterator[pa.RecordBatch]:
+def _given(job: Job, where: TopicPartition, prepared: Iterable[Prepared], reading: Reading) -> Iterator[pa.RecordBatch]:
     schema = _schema(job)
-    for given in compare_partition(job, where, prepared):
+    for given in compare_partition(job, where, prepared, reading):
         if isinstance(given, Compared):
             nothing = [pa.nulls(1, field.type) for field in schema][:-1]
             columns = [*nothing, pa.array([pickle.dumps(given)], pa.binary())]
