@@ -304,13 +304,13 @@ def test_every_record_that_a_producer_can_make_has_a_page(
 
 
 def test_positions_of_a_group_are_set_and_those_of_a_pipeline_are_not(
-    visit: Visit, cluster: Cluster, scenario: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+    visit: Visit, alone: Cluster, scenario: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = scenario(2)
     one.produce(map(payment, range(20)))
     visitor = visit([one.file()])
     group = f"g-{uuid4().hex[:8]}"
-    client = metadata.admin(cluster.bootstrap)
+    client = metadata.admin(alone.bootstrap)
     for name in (group, one.name):
         request = ConsumerGroupTopicPartitions(name, [TopicPartition(one.topic, number, 4) for number in (0, 1)])
         client.alter_consumer_group_offsets([request])[name].result()
@@ -343,14 +343,14 @@ def test_positions_of_a_group_are_set_and_those_of_a_pipeline_are_not(
     visitor.change(f"/groups/{group}/reset", **{**form, "time": "2020-01-01T00:00:00"}, to="time")
     assert positions() == {0: 0, 1: 0}
     # Not while somebody is in it, nor where the positions are a pipeline's claims.
-    member = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group}, logger=metadata.QUIET)
+    member = Consumer({"bootstrap.servers": alone.bootstrap, "group.id": group}, logger=metadata.QUIET)
     member.subscribe([one.topic])
     until(lambda: member.poll(0.1) is None and member.assignment(), "it is a member")
     occupied = visitor.change(f"/groups/{group}/reset", **form, to="latest")
     member.close()
     assert (occupied.status_code, "it has members" in occupied.text) == (409, True)
     ledger = f"g-{uuid4().hex[:8]}"
-    writer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": ledger}, logger=metadata.QUIET)
+    writer = Consumer({"bootstrap.servers": alone.bootstrap, "group.id": ledger}, logger=metadata.QUIET)
     writer.commit(offsets=[TopicPartition(one.topic, 0, 3, '{"avow": 1}')], asynchronous=False)
     writer.close()
     claims = visitor.change(f"/groups/{ledger}/reset", **{**form, "confirm": ledger}, to="latest")

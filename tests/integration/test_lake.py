@@ -1136,7 +1136,7 @@ def test_the_commands(b: Bench) -> None:
     b.pipeline()
     assert avow(b, "clean").output == "nothing to clean\n"
     missing = avow(b, "compact")
-    assert (missing.exit_code, "is not there" in missing.output) == (2, True), missing.output
+    assert (missing.exit_code, "does not exist" in missing.output) == (2, True), missing.output
     with b.run(partitions=1) as run:
         run.stage({0: [record(0)]})  # and never committed
         for number in range(3):

@@ -450,7 +450,7 @@ def pooled(b: Bench, request: pytest.FixtureRequest) -> Iterator[str]:
     folder.chmod(0o755)
     (folder / "users").write_text('"postgres" ""\n')
     (folder / "ini").write_text(
-        f"[databases]\npostgres = host={at.hostname} port={at.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"[databases]\n* = host={at.hostname} port={at.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
         f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {folder}/users\n"
         "pool_mode = transaction\ndefault_pool_size = 1\n"
     )
