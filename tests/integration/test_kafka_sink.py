@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -285,6 +286,15 @@ def test_the_coordinator_of_the_ledger_dies_and_stays_dead(stage: Make, healthy:
     handed_over(10)
     assert origins(s.out()) == sorted([*range(20), *range(20)])
     worker.close()
+
+
+def test_a_question_outlives_the_broker_that_was_in_charge(stage: Make, healthy: Cluster) -> None:
+    """librdkafka's admin client waits for it to come back; a run that starts right then would fail."""
+    s = stage(out_partitions=3)
+    with closing(kafka_clients.Clients(s.pipeline())) as asking:
+        known = asking.ask("the listing of topics", lambda admin: admin.list_topics(timeout=30))
+        healthy.part(f"broker-{known.controller_id}").kill()
+        assert asking.limits(s.target).partitions == 3
 
 
 def test_a_transaction_that_timed_out_is_named_and_done_again(stage: Make) -> None:

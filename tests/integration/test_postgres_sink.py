@@ -433,7 +433,7 @@ def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
 
 
 @pytest.fixture(params=["own", *(["pgbouncer"] if shutil.which("pgbouncer") else [])])
-def pooled(b: Bench, request: pytest.FixtureRequest) -> Iterator[str]:
+def pooled(b: Bench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A URL through a pooler in transaction mode, with a single connection to the server for everybody: one of our own
     and, where it is installed, PgBouncer."""
     at = urlsplit(b._url)
@@ -446,6 +446,7 @@ def pooled(b: Bench, request: pytest.FixtureRequest) -> Iterator[str]:
         pooler.stop()
         assert pooler.servers < pooler.clients < pooler.transactions
         return
+    monkeypatch.delenv("PGOPTIONS", raising=False)  # PgBouncer takes none; the dashboard's command sets some
     folder = Path(tempfile.mkdtemp(prefix="avow-test-"))  # that another user can read
     folder.chmod(0o755)
     (folder / "users").write_text('"postgres" ""\n')

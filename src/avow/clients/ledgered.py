@@ -219,7 +219,8 @@ class LedgerKeeping:
                 self.failed(error)
                 self._reopen()
         self._disconnect()
-        self._untold = True
+        # Now, and not with the next telling: a process that stands still in between would tell it after its successor.
+        self._driver.tell_group()
         return {where: self._driver.positions[where] for where in ours}
 
     def _reopen(self) -> None:

@@ -60,6 +60,7 @@ KEY = "sink.kafka"  # where the file has the settings that a client may complain
 
 # Of one request to the cluster: long enough for a coordinator or a leader to be replaced.
 PATIENCE_S = 60.0
+TRY_S = 5.0  # of one try at a question
 # Of an open transaction, beyond its own time-out: its coordinator looks for those every ten seconds.
 ENDS_S = 60.0
 ASK_S = 600.0  # of anything that is waited for: each of its requests has a time-out of its own
@@ -350,8 +351,8 @@ class Clients:
         """Who has joined the group, which nobody should."""
 
         def request(admin: AdminClient) -> list[str]:
-            asked = admin.describe_consumer_groups([self.group], request_timeout=PATIENCE_S)
-            found = asked[self.group].result(PATIENCE_S).members
+            asked = admin.describe_consumer_groups([self.group], request_timeout=TRY_S)
+            found = asked[self.group].result(TRY_S + 5).members
             return [f"{member.client_id} at {member.host.lstrip('/')}" for member in found]
 
         return self.ask(f"the describing of group {self.group}", request, ledger=True)
@@ -450,7 +451,7 @@ class Clients:
         known = kept.topics.keys() - {entries.topic_key(self._letters_topic)}
         if not known or any(entries.topic_key(name) in known for name in outputs):
             return
-        there = self.ask("the listing of topics", lambda admin: admin.list_topics(timeout=PATIENCE_S).topics)
+        there = self.ask("the listing of topics", lambda admin: admin.list_topics(timeout=TRY_S).topics)
         names = sorted(name for name in there if entries.topic_key(name) in known)
         before = f"topic{'s' if len(names) > 1 else ''} {several(names)}" if names else "a topic that is gone"
         now = several(sorted(outputs))
@@ -469,20 +470,25 @@ class Clients:
     def ask(self, what: str, request: Callable[[AdminClient], Answer], *, ledger: bool = False) -> Answer:
         """Ask the output's cluster something, or with ``ledger`` the source's, where the group is.
 
-        The client is kept for the next question. One that failed is not: librdkafka's may go on asking a dead broker.
+        The client is kept for the next question. One that failed is not: librdkafka's goes on asking a dead broker that
+        it believes in charge, and a new one looks up who is.
         """
-        if ledger not in self._admins:
-            self._admins[ledger] = made(
-                AdminClient, self._ledger_settings if ledger else self._output_settings, self._given, KEY
-            )
-        news_by = time.monotonic() + NEWS_S
+        began = time.monotonic()
         try:
             with as_ours(what, self.pipeline):
                 while True:
+                    if ledger not in self._admins:
+                        settings = self._ledger_settings if ledger else self._output_settings
+                        self._admins[ledger] = made(AdminClient, settings, self._given, KEY)
                     try:
                         return self._unless_refused(self._admins[ledger], partial(request, self._admins[ledger]))
                     except KafkaException as error:
-                        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > news_by:
+                        code = error.args[0].code()
+                        patience_s = NEWS_S if code == KafkaError.UNKNOWN_TOPIC_OR_PART else 0.0
+                        if code in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                            patience_s = PATIENCE_S
+                            del self._admins[ledger]
+                        if time.monotonic() - began > patience_s:
                             raise
                     time.sleep(0.1)
         except AvowError:
@@ -588,7 +594,7 @@ class Clients:
             count = len(_partitions(admin, topic))
             if not count:
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-            config = admin.describe_configs([resource], request_timeout=PATIENCE_S)[resource].result(PATIENCE_S)
+            config = admin.describe_configs([resource], request_timeout=TRY_S)[resource].result(TRY_S + 5)
             limits = limits_of(count, {name: entry.value for name, entry in config.items() if entry.value is not None})
             return replace(limits, message_bytes_max=min(limits.message_bytes_max, self._bytes_max))
 
@@ -597,9 +603,9 @@ class Clients:
 
 def _partitions(admin: AdminClient, topic: str) -> list[int]:
     """None if there is no such topic. It is described: to be listed by its name would make it."""
-    asked = admin.describe_topics(client.TopicCollection([topic]), request_timeout=PATIENCE_S)
+    asked = admin.describe_topics(client.TopicCollection([topic]), request_timeout=TRY_S)
     try:
-        return [one.id for one in asked[topic].result(PATIENCE_S).partitions]
+        return [one.id for one in asked[topic].result(TRY_S + 5).partitions]
     except KafkaException as error:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise
@@ -609,10 +615,10 @@ def _partitions(admin: AdminClient, topic: str) -> list[int]:
 def _topic_ids(admin: AdminClient, names: Collection[str]) -> dict[str, str]:
     """No item where there is no such topic."""
     found = {}
-    asked = admin.describe_topics(client.TopicCollection(list(names)), request_timeout=PATIENCE_S)
+    asked = admin.describe_topics(client.TopicCollection(list(names)), request_timeout=TRY_S)
     for name, answer in asked.items():
         try:
-            found[name] = str(answer.result(PATIENCE_S).topic_id)
+            found[name] = str(answer.result(TRY_S + 5).topic_id)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
@@ -631,9 +637,9 @@ def _offsets(
     asked = admin.list_offsets(
         {client.TopicPartition(topic, number): spec for number in partitions},
         isolation_level=level,
-        request_timeout=PATIENCE_S,
+        request_timeout=TRY_S,
     )
-    found = {where.partition: answer.result(PATIENCE_S).offset for where, answer in asked.items()}
+    found = {where.partition: answer.result(TRY_S + 5).offset for where, answer in asked.items()}
     # A leader that does not answer in time comes from librdkafka (2.16) as a good answer with a bad offset, and its
     # partition would be taken for empty.
     if min(found.values()) < 0:
