@@ -209,8 +209,8 @@ class SinkConfig(Section):
 
     @property
     def target(self) -> str:
-        """Where rows go, as it is shown to people: "table payments"."""
-        raise NotImplementedError
+        """Where rows go, as it is shown to people: "table payments". A sink with more to say overrides it."""
+        return self.kind
 
     def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:  # noqa: ARG002
         """What is wrong with this sink in this pipeline, where that needs more than its own section."""
