@@ -1,21 +1,24 @@
 """Who is measured: how each contender is started on a topic and a table.
 
 Owns: command lines and settings, the same for all where they mean the same. Must not know: how it is measured.
-Neighbours: ``jdbc`` and ``plain``, which are the contenders that are not avow.
+Neighbours: ``floor``, ``jdbc`` and ``plain``, which are contenders that are not avow.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from avow.local import jars
-from bench.decode import SCHEMA
-from bench.measure import Command, Rig
+from bench.measure import USUAL, Command, NotMeasuredError, Rig
+from bench.records import COLUMN_TYPES, Shape
 
 MASTER = f"local[{max(2, os.cpu_count() or 2)},4]"
 MEMORY = "1g"
@@ -32,6 +35,7 @@ class Task:
     max_records: int  # of one batch
     master: str = MASTER
     memory: str = MEMORY  # of the driver's JVM
+    shape: Shape = USUAL  # of the records
 
 
 def avow(
@@ -52,7 +56,7 @@ def avow(
         spark["driver.extraJavaOptions"] = java_options
     sections: dict[str, dict[str, Any]] = {
         "source": {"brokers": rig.cluster.bootstrap, "topics": [task.topic]},
-        "decode": {"format": "json", "schema": SCHEMA},
+        "decode": {"format": "json", "schema": task.shape.schema},
         "sink": {"kind": "postgres", "url": "${env:DATABASE_URL}", "table": task.table},
         "batch": {"max_records": task.max_records} | ({"interval": interval} if interval else {}),
         "spark": spark,
@@ -63,8 +67,13 @@ def avow(
         lines += [f"[{section}]", *(f'"{key}" = {json.dumps(value)}' for key, value in settings.items())]
     file = folder / "pipeline.toml"
     file.write_text("\n".join(lines) + "\n")
+    return avow_run(file, engine=engine, once=once)
+
+
+def avow_run(file: Path, *, engine: str = "spark", once: bool = True) -> Command:
     options = ["--once"] if once else []
-    return Command([sys.executable, "-m", "avow", "run", str(file), *options, "--json"], folder)
+    arguments = [sys.executable, "-m", "avow", "run", str(file), *options, "--json"]
+    return Command(arguments, file.parent, reports_batches=engine == "spark")
 
 
 def jdbc(rig: Rig, task: Task, *, tuned: bool, bare: bool = False, java_options: str = "") -> Command:
@@ -75,7 +84,7 @@ def jdbc(rig: Rig, task: Task, *, tuned: bool, bare: bool = False, java_options:
         "topic": task.topic,
         "table": task.table,
         "brokers": rig.cluster.bootstrap,
-        "schema": SCHEMA,
+        "schema": task.shape.schema,
         "bare": bare,
         "max_records": task.max_records,
         "url": f"jdbc:postgresql://127.0.0.1:{port}/postgres?user=postgres{TUNED_URL if tuned else ''}",
@@ -99,5 +108,25 @@ def plain(rig: Rig, task: Task, records: int) -> Command:
         "brokers": rig.cluster.bootstrap,
         "url": rig.url,
         "records": records,
+        "columns": [name for name, _ in task.shape.fields()],
     }
     return Command([sys.executable, "-m", "bench.plain", json.dumps(settings)], rig.new_folder("plain"))
+
+
+def kcat(rig: Rig, task: Task) -> Command:
+    """What somebody types who needs it once: kcat into psql, and PostgreSQL reads the JSON. All or nothing, and no
+    position is left behind. COPY's text format would take a backslash for its own: there is none in these records."""
+    if missing := [name for name in ("kcat", "psql") if not shutil.which(name)]:
+        raise NotMeasuredError(f"{' and '.join(missing)} not installed (Debian: kcat, postgresql-client)")
+    fields = ", ".join(f"{name} {COLUMN_TYPES[kind]}" for name, kind in task.shape.fields())
+    statements = [
+        'CREATE TEMP TABLE staged (topic text, partition int, "offset" bigint, ms bigint, value jsonb)',
+        "COPY staged FROM STDIN",
+        f'INSERT INTO {task.table} SELECT v.*, topic, partition, "offset", to_timestamp(ms / 1000.0)'
+        f" FROM staged, jsonb_to_record(value) AS v({fields})",
+    ]
+    read = ["kcat", "-C", "-q", "-e", "-b", rig.cluster.bootstrap, "-t", task.topic, "-o", "beginning"]
+    read += ["-f", r"%t\t%p\t%o\t%T\t%s\n"]
+    write = ["psql", rig.url, "-q", "-X", "-v", "ON_ERROR_STOP=1", *(word for s in statements for word in ("-c", s))]
+    pipe = f"set -o pipefail; {shlex.join(read)} | {shlex.join(write)}"
+    return Command(["bash", "-c", pipe], rig.new_folder("kcat"), is_one_batch=True)

@@ -34,7 +34,8 @@ from avow.kafka import metadata
 from bench import contenders, measure
 from bench.contenders import Task
 from bench.decode import record
-from bench.measure import PARTITIONS, Rig
+from bench.measure import Rig
+from bench.records import PARTITIONS
 
 TARGET_MS = 200.0  # of an ordinary page
 MANY, WIDE, FAT = "many-records", "many-partitions", "huge-values"

@@ -43,7 +43,7 @@ class Step:
     @property
     def steady(self) -> Span:
         """Without the first batch, where there was a second."""
-        return self.outcome.warm or self.outcome.drain
+        return self.outcome.steady
 
     def halves_mb(self) -> list[dict[str, float]]:
         """Peak memory in each half of the draining: what leaks is higher in the second."""
@@ -135,7 +135,7 @@ def step_table(steps: list[Step]) -> Table:
         caption="peak memory in each half of the draining",
     )
     table.add_column("records")
-    cores = ("brokers", "JVM", "Python", "PG", "all")
+    cores = ("brokers", "JVM", "client", "PG", "all")
     for name in ("s", *cores, "yardstick ms", "yardsticks", "JVM MB", "driver MB", "workers MB"):
         table.add_column(name, justify="right")
     for done in itertools.chain.from_iterable(by_case(steps)):

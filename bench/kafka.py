@@ -30,7 +30,8 @@ from avow.guarantee import Guarantee
 from avow.kafka import metadata
 from avow.local import jars
 from bench import contenders, measure
-from bench.measure import PARTITIONS, Command, Commit, Outcome, Rig, Round
+from bench.measure import Command, Commit, Outcome, Rig, Round
+from bench.records import PARTITIONS
 
 EXACTLY, LEAST = (f"avow {word}" for word in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE))
 SPARK, TUNED = "Spark's Kafka sink", "Spark's Kafka sink, tuned"
@@ -60,7 +61,7 @@ def avow(rig: Rig, topic: str, output: str, options: Options, guarantee: str) ->
         f"[batch]\nmax_records = {options.max_records}\n"
         f'[spark]\nmaster = "{options.master}"\n"driver.memory" = "{options.memory}"\n'
     )
-    return Command([sys.executable, "-m", "avow", "run", str(file), "--once", "--json"], folder)
+    return contenders.avow_run(file)
 
 
 def spark(rig: Rig, topic: str, output: str, options: Options, given: dict[str, str]) -> Command:
@@ -171,8 +172,7 @@ def ratio_table(rounds: list[Round]) -> Table:
         table.add_column(title)
     for against, target in TARGETS.items():
         found = ratios(rounds, against)
-        # A ratio that could not be measured is unknown, never missed.
-        verdict = "unknown" if not found else "reached" if median(found) >= target else "missed"
+        verdict = measure.verdict(found, target)
         middle = f"{median(found):.2f}" if found else "-"
         table.add_row(against, middle, ", ".join(f"{r:.2f}" for r in found), f"{target:g}", verdict if target else "")
     return table

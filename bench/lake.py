@@ -35,22 +35,22 @@ from rich.table import Table
 
 from avow import sinks
 from avow.arrow import arrow_fields
-from avow.engines.task import Work, commit_staged, decoded, deliver
+from avow.engines.task import BatchWork, commit_task_outputs, decoded, deliver
 from avow.guarantee import Guarantee
+from avow.kafka.batches import HEADERS
 from avow.kafka.log import TopicPartition
-from avow.kafka.reader import HEADERS
 from avow.ledger import Entry, OffsetRange
 from avow.local import jars
 from avow.plan import load_checked
 from avow.schema import parse
-from avow.settings import PipelineConfig
+from avow.settings import Lineage, PipelineConfig
 from avow.sinks.base import CommittingSink
-from avow.sinks.delta.table import DeltaFormat
-from avow.sinks.lake.book import Book
-from avow.sinks.lake.files import place
-from avow.sinks.lake.staging import DELETED
+from avow.sinks.delta.table import DeltaLakeTable
+from avow.sinks.lake.files import location_of
+from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
+from avow.sinks.lake.task import DELETED
 from bench import measure
-from bench.contenders import MASTER, MEMORY
+from bench.contenders import MASTER, MEMORY, avow_run
 from bench.decode import SCHEMA, record
 from bench.measure import Command, Commit, Outcome, Rig, Round
 
@@ -104,8 +104,9 @@ def ours(rig: Rig, options: Options, topic: str, kind: str, guarantee: Guarantee
     lines += ["[sink.catalog]", f'warehouse = "{folder}/w"'] if kind == "iceberg" else []
     file = folder / "pipeline.toml"
     file.write_text("\n".join(lines) + "\n")
-    command = Command([sys.executable, "-m", "avow", "run", str(file), "--once", "--json"], folder)
-    return command, (lambda: of_delta(folder / "t")) if kind == "delta" else (lambda: of_iceberg(folder / "w/lake/t"))
+    if kind == "delta":
+        return avow_run(file), lambda: of_delta(folder / "t")
+    return avow_run(file), lambda: of_iceberg(folder / "w/lake/t")
 
 
 def theirs(rig: Rig, options: Options, topic: str, kind: str) -> tuple[Command, Wrote]:
@@ -122,12 +123,17 @@ def theirs(rig: Rig, options: Options, topic: str, kind: str) -> tuple[Command, 
         "spark": _spark(options),
     }
     command = Command([sys.executable, "-m", "bench.spark_lake", json.dumps(settings)], folder)
-    read = {"delta": of_delta, "parquet": of_files, "iceberg": lambda path: of_iceberg(path / "db/t")}[kind]
-    return command, lambda: read(folder / "t")
+    path = folder / "t"
+    reads: dict[str, Wrote] = {
+        "delta": lambda: of_delta(path),
+        "parquet": lambda: of_files(path),
+        "iceberg": lambda: of_iceberg(path / "db/t"),
+    }
+    return command, reads[kind]
 
 
 def _spark(options: Options) -> dict[str, str]:
-    found = [*jars.classpath("spark"), *jars.classpath("lake")]
+    found = [*jars.classpath("bench"), *jars.classpath("lake")]
     listed = ",".join(map(str, found))
     return {"spark.master": options.master, "spark.driver.memory": options.memory, "spark.jars": listed}
 
@@ -238,15 +244,15 @@ def _commits_ms(folder: Path, kind: str, partitions: int, count: int) -> list[fl
 def _commit_ms(store: CommittingSink, pipeline: PipelineConfig, run: int, number: int, partitions: int) -> float:
     """One commit: a file of one row and a position, for each partition."""
     planned = {TopicPartition("t", p): OffsetRange("t", p, number, number + 1) for p in range(partitions)}
-    work = Work(pipeline, run, number, planned, store.task_context())
+    work = BatchWork(pipeline, run, number, planned, store.task_context())
     staged = []
     for one in planned.values():
         read = decoded(partial(_read, number), pipeline)
-        report = deliver(read, one, work, sinks.task_sink(pipeline, run, work.brief))
-        assert report.staged is not None
-        staged.append(report.staged)
+        report = deliver(read, one, work, sinks.task_sink(pipeline, run, work.task_context))
+        assert report.task_output is not None
+        staged.append(report.task_output)
     began = time.monotonic()
-    commit_staged(staged, work, store)
+    commit_task_outputs(staged, work, store)
     return 1000 * (time.monotonic() - began)
 
 
@@ -295,7 +301,7 @@ def upsert_cost(folder: Path, options: Options) -> dict[str, Upsert]:
         for path in paths:
             write_deltalake(path, before)
         if name == OURS:
-            found = Upsert(*(_our_merge(path, source) for path in paths))
+            found = Upsert(_our_merge(paths[0], source), _our_merge(paths[1], source))
         else:
             found = _their_merge(paths, source, folder / "changes.parquet", options)
         told[name] = found if found.problem else replace(found, problem=_wrong(paths, existing, source))
@@ -323,12 +329,12 @@ def _their_merge(paths: list[Path], source: pa.Table, changes: Path, options: Op
 
 
 def _our_merge(path: Path, source: pa.Table) -> float:
-    table = DeltaFormat(place(str(path), {}), {}, "bench", floats=True, shown=str(path))
+    table = DeltaLakeTable(location_of(str(path), {}), {}, "bench", shown=str(path))
     table.load()
-    lineage = ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
+    lineage = Lineage("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
     rows = source.append_column(DELETED, pa.repeat(False, source.num_rows))
     began = time.monotonic()
-    table.merge(rows, ["id"], lineage, Book(), "bench")
+    table.merge(rows, ["id"], lineage, LedgerSnapshot(), "bench")
     return time.monotonic() - began
 
 

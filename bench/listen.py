@@ -13,7 +13,7 @@ import time
 from confluent_kafka import Consumer, TopicPartition
 
 from avow.kafka.reader import FETCH, FIXED
-from bench.measure import PARTITIONS
+from bench.records import PARTITIONS
 
 TAKE = 1_000
 
@@ -28,7 +28,7 @@ def main(brokers: str, topic: str) -> None:
             continue
         for message in [first, *consumer.consume(TAKE, 0)]:
             if message.error() is None:
-                highest[message.partition()] = message.offset()  # type: ignore[index, call-overload]
+                highest[message.partition()] = message.offset()  # type: ignore[index, assignment]
         print(json.dumps([time.monotonic(), highest]), flush=True)
 
 

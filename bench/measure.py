@@ -2,18 +2,20 @@
 
 Time
 ----
-All times are this machine's clock, so that three sources can be compared: when a process was started (here), when
-Spark planned a batch (the time of ``offsets/N`` in its checkpoint folder), and when rows were committed (PostgreSQL
-keeps the time of every commit; asked afterwards, so that asking costs a contender nothing).
+All times are this machine's clock, so that three sources can be compared: when a process was started (here), when a
+batch was planned on Spark (by a streaming query: the time of ``offsets/N`` in its checkpoint folder; by avow: the time
+of a batch's progress line, less the seconds that the batch took), and when rows were committed (PostgreSQL keeps the
+time of every commit; asked afterwards, so that asking costs a contender nothing).
 
 CPU
 ---
 Brokers live through all runs: their CPU time is read as it is. PostgreSQL's main process adds up its ended children,
-so the sum over it and its living children is exact. A contender's processes are looked at every 0.2 s and the last
-look counts: what a process does between its last look and its end is missed.
+so the sum over it and its living children is exact, but while a child ends. A contender's processes are looked at every
+0.2 s and the last look counts: what a process does between its last look and its end is missed. A contender without a
+JVM lasts seconds or less, so there the kernel is asked at the end what all of it has used.
 
 A core of a shared machine is not always the same core: the same loop may cost half as much again a minute later, with
-nothing else running here. So each look also times a loop of its own, the yardstick, and a cost can be told in these.
+nothing else running here. So each look also times a loop of its own, the yardstick, and a cost can be given in these.
 
 Owns: the cluster, the samples. Must not know: who is compared with whom. Neighbour: ``contenders``.
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import signal
 import statistics
 import subprocess
@@ -32,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -47,22 +51,20 @@ from rich.markup import escape
 from avow.kafka import metadata
 from avow.local import jars, java
 from avow.local.cluster import Cluster
-from bench.decode import record
+from bench.records import LINEAGE, PARTITIONS, Shape
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 SAMPLE_EVERY_S = 0.2
-PARTITIONS = 4
 YARDSTICK = 30_000  # additions: about 3 ms of each 200
-GROUPS = ("brokers", "jvm", "python", "postgres")
+GROUPS = ("brokers", "jvm", "client", "postgres")  # client: what a contender has beside its JVM
 BUSY_LOAD = 0.5
+COMMITS_AT_LEAST = 8  # where there are no batches: what others had at work when the first one came would count for free
+USUAL = Shape()
 
-# What avow makes of the schema in bench.decode. Made beforehand for every contender, so that all fill the same table.
-PAYLOAD = "id bigint NOT NULL, account text NOT NULL, amount double precision, at timestamp with time zone, note text"
-LINEAGE = (
-    "_kafka_topic text NOT NULL, _kafka_partition integer NOT NULL, _kafka_offset bigint NOT NULL,"
-    " _kafka_timestamp timestamp with time zone"
-)
+
+class NotMeasuredError(Exception):
+    """A contender lacks something on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Command:
 
     arguments: list[str]
     folder: Path  # its own: files, checkpoint, temporary files
+    reports_batches: bool = False  # on standard output, as ``avow run --json`` does on Spark
+    is_one_batch: bool = False  # which begins when the process does
     timeout_s: float = 3600
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -104,22 +108,23 @@ class Rig:
         folder.mkdir()
         return folder
 
-    def make_topic(self) -> str:
+    def make_topic(self, partitions: int = PARTITIONS) -> str:
         name = f"bench-{uuid4().hex[:8]}"
         client = metadata.admin(self.cluster.bootstrap)
-        client.create_topics([NewTopic(name, PARTITIONS)], operation_timeout=30)[name].result()
+        client.create_topics([NewTopic(name, partitions)], operation_timeout=30)[name].result()
         return name
 
-    def produce(self, topic: str, numbers: range) -> None:
+    def produce(self, topic: str, numbers: range, shape: Shape = USUAL) -> None:
         """Records with these numbers, round the partitions, all of them acknowledged by all replicas."""
         failed: list[object] = []
-        settings = {"bootstrap.servers": self.cluster.bootstrap, "acks": "all", "linger.ms": 50}
+        # Without idempotence a send that is tried again may be there twice, as with 500 partitions on a busy machine.
+        settings = {"bootstrap.servers": self.cluster.bootstrap, "enable.idempotence": True, "linger.ms": 50}
         producer = Producer(
             {**settings, "on_delivery": lambda error, _: failed.append(error) if error else None},
             logger=metadata.QUIET,
         )
         for number in numbers:
-            value, where = record(number), number % PARTITIONS
+            value, where = shape.value(number), number % shape.partitions
             while True:
                 try:
                     producer.produce(topic, value, partition=where)
@@ -130,15 +135,15 @@ class Rig:
         if left or failed:
             raise RuntimeError(f"{left} records not delivered, {len(failed)} refused: {failed[:1]}")
 
-    def filled_topic(self, records: int, console: Console) -> str:
-        topic = self.make_topic()
+    def filled_topic(self, records: int, console: Console, shape: Shape = USUAL) -> str:
+        topic = self.make_topic(shape.partitions)
         with console.status(f"producing {records:,} records"):
-            self.produce(topic, range(records))
+            self.produce(topic, range(records), shape)
         return topic
 
-    def make_table(self, *, lineage: bool = True) -> str:
+    def make_table(self, shape: Shape = USUAL, *, lineage: bool = True) -> str:
         name = f"bench_{uuid4().hex[:8]}"
-        self.query(f"CREATE TABLE {name} ({PAYLOAD}{f', {LINEAGE}' if lineage else ''})")
+        self.query(f"CREATE TABLE {name} ({shape.payload}{f', {LINEAGE}' if lineage else ''})")
         return name
 
     def settle(self) -> None:
@@ -195,7 +200,7 @@ class Sample:
 
     at: float
     cpu_s: dict[str, float]  # by group, and "machine" for all that ran on it
-    rss_mb: dict[str, float]  # jvm, driver (Python), workers (Python)
+    rss_mb: dict[str, float]  # jvm, driver (the process that was started), workers (all others)
     yardstick_s: float  # the CPU time of a loop that is always the same
 
 
@@ -254,6 +259,7 @@ class Tree:
             "SPARK_LOCAL_DIRS": temporary,
             **command.environment,
         }
+        self._waited_before = _waited_cpu()
         with self.log.open("wb") as log:
             self.run = Run(time.time())
             self.child = subprocess.Popen(
@@ -288,15 +294,25 @@ class Tree:
                 kind, times = _kind(process), process.cpu_times()
                 self._seen[process] = (kind, times.user + times.system)
                 part = "jvm" if kind == "jvm" else "driver" if process == self._root else "workers"
-                if kind in ("jvm", "python"):
-                    rss[part] += process.memory_info().rss / 1e6
-        spent = {kind: sum(cpu for found, cpu in self._seen.values() if found == kind) for kind in ("jvm", "python")}
+                rss[part] += process.memory_info().rss / 1e6
+        spent = {kind: sum(cpu for found, cpu in self._seen.values() if found == kind) for kind in ("jvm", "client")}
         spent["brokers"] = sum(_own_cpu(process) for process in self._brokers)
         spent["postgres"] = _cpu_with_children(self._postgres)
         spent["machine"] = _machine_cpu()
+        # A process that ends while it is counted may be neither among the living nor among the ended ones. Nothing of
+        # this can fall, so what it has used is kept until it is counted again.
+        before = self.run.samples[-1].cpu_s if self.run.samples else spent
+        spent = {group: max(cpu, before[group]) for group, cpu in spent.items()}
         self.run.samples.append(Sample(time.time(), spent, rss, _yardstick_s()))
         self._note_batches()
         self._note_java(family)
+
+    def _add_missed(self) -> None:
+        """What was used after the last look. A JVM may be nobody's child any more, and is never waited for here."""
+        if all(kind == "client" for kind, _ in self._seen.values()):
+            missed = _waited_cpu() - self._waited_before - sum(cpu for _, cpu in self._seen.values())
+            kind, seen = self._seen.get(self._root, ("client", 0.0))
+            self._seen[self._root] = kind, seen + max(0.0, missed)
 
     def _family(self) -> list[psutil.Process]:
         """All of it that lives, also what lost its parent."""
@@ -309,6 +325,14 @@ class Tree:
         for path in self._command.folder.glob("*checkpoint*/offsets/[0-9]*"):
             with suppress(FileNotFoundError, ValueError):
                 self.run.planned.setdefault(int(path.name), path.stat().st_mtime)
+
+    def _note_reported_batches(self) -> None:
+        for line in self.log.read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                report = json.loads(line)
+                if "batch" in report:
+                    began = datetime.fromisoformat(report["time"]).timestamp() - report["seconds"]
+                    self.run.planned[len(self.run.planned)] = began
 
     def _note_java(self, family: list[psutil.Process]) -> None:
         """Spark's JVM, and not the launcher's, which only makes its command line and so names the same class."""
@@ -332,7 +356,12 @@ class Tree:
     def end(self) -> None:
         """The driver has ended: note when and how, and wait for its JVM, which may live a moment longer."""
         self.run.ended = time.time()
+        self._add_missed()
         self.look()
+        if self._command.reports_batches:
+            self._note_reported_batches()
+        if self._command.is_one_batch:
+            self.run.planned[0] = self.run.started
         if self.child.returncode:
             lines = self.log.read_text(errors="replace").splitlines()
             self.run.problem = f"exit code {self.child.returncode}: " + " | ".join(lines[-3:])
@@ -362,13 +391,18 @@ def _yardstick_s() -> float:
 
 
 def _kind(process: psutil.Process) -> str:
-    name = process.name()
-    return "jvm" if name == "java" else "python" if name.startswith("python") else "other"
+    return "jvm" if process.name() == "java" else "client"
 
 
 def _own_cpu(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
+
+
+def _waited_cpu() -> float:
+    """Of all processes that this one has waited for, and those that they have."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _cpu_with_children(process: psutil.Process) -> float:
@@ -451,9 +485,14 @@ class Outcome:
         """From Spark's plan of the first batch to the last commit. Without batches: from the first commit on."""
         begin = self.run.planned.get(0)
         if begin is None:
-            first, *rest = self.commits
-            return self._span(first.at, self.commits[-1].at, sum(commit.rows for commit in rest))
+            return self.committing
         return self._span(begin, self.commits[-1].at, self.rows)
+
+    @cached_property
+    def committing(self) -> Span:
+        """From the first commit to the last, and the rows of all but the first."""
+        first, *rest = self.commits
+        return self._span(first.at, self.commits[-1].at, sum(commit.rows for commit in rest))
 
     @cached_property
     def warm(self) -> Span | None:
@@ -462,6 +501,11 @@ class Outcome:
         if begin is None:
             return None
         return self._span(begin, self.commits[-1].at, sum(commit.rows for commit in self.commits if commit.at > begin))
+
+    @property
+    def steady(self) -> Span:
+        """Without what starts up: the first batch, or where there are no batches, what came before the first commit."""
+        return self.warm or self.drain
 
     def _span(self, begin: float, end: float, rows: int) -> Span:
         return Span(end - begin, rows, self.run.cpu_s(begin, end), self.run.yardstick_s(begin, end))
@@ -479,6 +523,7 @@ class Outcome:
             "whole": self.whole.as_json(),
             "drain": self.drain.as_json(),
             "warm": self.warm.as_json() if self.warm else None,
+            "committing": self.committing.as_json(),
             "peak_mb": {part: round(peak) for part, peak in self.run.peak_mb().items()},
         }
 
@@ -500,6 +545,14 @@ def sound(rounds: Sequence[Mapping[str, Judged]], name: str) -> tuple[list[Judge
     return [each[name] for each in rounds if not each[name].problem], f"[red]{escape(wrong)}[/]" if wrong else "right"
 
 
+def verdict(values: Sequence[float], goal: float, *, at_most: bool = False) -> str:
+    """Of the median. What could not be measured is unknown, never missed and never reached."""
+    if not values:
+        return "unknown"
+    middle = statistics.median(values)
+    return "reached" if (middle <= goal if at_most else middle >= goal) else "missed"
+
+
 def take_turns(rounds: int, field: Mapping[str, Callable[[], Outcome]], console: Console) -> list[Round]:
     """Every contender of the field, round after round. Ratios are made within a round: there both met one machine."""
     played: list[Round] = []
@@ -508,8 +561,8 @@ def take_turns(rounds: int, field: Mapping[str, Callable[[], Outcome]], console:
         for name, play in field.items():
             with console.status(f"round {number} of {rounds}: {name}", refresh_per_second=1):
                 outcome = played[-1][name] = play()
-            told = outcome.problem or f"{outcome.drain.rows_per_s:,.0f} rows/s"
-            console.print(f"round {number}  {name:26} {told}", highlight=False, markup=False)
+            status = outcome.problem or f"{outcome.drain.rows_per_s:,.0f} rows/s"
+            console.print(f"round {number}  {name:26} {status}", highlight=False, markup=False)
     return played
 
 
@@ -517,7 +570,7 @@ def judged(rig: Rig, run: Run, table: str, expected: int, produced: int) -> Outc
     """Look into the table a run has filled."""
     commits = rig.commits(table, after=run.started)
     problem = run.problem or rig.wrong(table, expected, produced)
-    if not problem and len(commits) < 2 and not run.planned:
+    if not problem and len(commits) < COMMITS_AT_LEAST and not run.planned:
         problem = "too few commits to measure"
     return Outcome(run, commits, problem)
 

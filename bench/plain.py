@@ -14,22 +14,22 @@ import psycopg
 from confluent_kafka import Consumer, Message
 from psycopg import sql
 
-PAYLOAD = ("id", "account", "amount", "at", "note")
-LINEAGE = ("_kafka_topic", "_kafka_partition", "_kafka_offset", "_kafka_timestamp")
-INSERT = sql.SQL("INSERT INTO {} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, to_timestamp(%s / 1000.0))")
+INSERT = sql.SQL("INSERT INTO {} VALUES ({}, %s, %s, %s, to_timestamp(%s / 1000.0))")
 
 
-def row(message: Message) -> list[Any]:
+def row(message: Message, columns: list[str]) -> list[Any]:
     value = message.value()
     assert value is not None
     document = json.loads(value)
     where = (message.topic(), message.partition(), message.offset(), message.timestamp()[1])
-    return [*(document[name] for name in PAYLOAD), *where]
+    return [*(document[name] for name in columns), *where]
 
 
 def main() -> None:
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    insert = INSERT.format(sql.Identifier(settings["table"]))
+    columns: list[str] = settings["columns"]
+    values = sql.SQL(", ").join([sql.Placeholder()] * len(columns))
+    insert = INSERT.format(sql.Identifier(settings["table"]), values)
     consumer = Consumer(
         {
             "bootstrap.servers": settings["brokers"],
@@ -46,7 +46,7 @@ def main() -> None:
                 continue
             if error := message.error():
                 sys.exit(str(error))
-            connection.execute(insert, row(message))
+            connection.execute(insert, row(message, columns))
             connection.commit()
             left -= 1
     consumer.close()

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from bench.measure import GROUPS, Outcome
 
-COLOURS = {"brokers": "#8c8c8c", "jvm": "#d9822b", "python": "#2f6db3", "postgres": "#4a9c6d"}
-LABELS = {"brokers": "brokers", "jvm": "JVM", "python": "Python", "postgres": "PostgreSQL"}
+COLOURS = {"brokers": "#8c8c8c", "jvm": "#d9822b", "client": "#2f6db3", "postgres": "#4a9c6d"}
+LABELS = {"brokers": "brokers", "jvm": "JVM", "client": "client", "postgres": "PostgreSQL"}
 
 
 def bars(rounds: list[dict[str, Outcome]], path: Path, title: str) -> Path:
@@ -27,7 +27,7 @@ def bars(rounds: list[dict[str, Outcome]], path: Path, title: str) -> Path:
     figure.suptitle(title)
     left, right = figure.subplots(1, 2, sharey=True)
     speeds = [median(o.drain.rows_per_s for o in outcomes) for outcomes in sound.values()]
-    found = left.barh(names, speeds, color=COLOURS["python"])
+    found = left.barh(names, speeds, color=COLOURS["client"])
     left.bar_label(found, labels=[f"{speed:,.0f}" for speed in speeds], padding=3)
     left.set_xlabel("rows/s")
     left.margins(x=0.2)

@@ -39,14 +39,14 @@ def faults() -> str:
         not_there = ", ".join(kind for kind in SINKS if unseen(fault, kind))
         but = f" ({not_there}: held)" if not_there else ""
         due = [f"must show: {cell.must_show}{but}" if cell.must_show else "held" for cell in cells]
-        due = [what if cell.guarantee in fault.words else "" for what, cell in zip(due, cells, strict=True)]
+        due = [what if cell.guarantee in fault.guarantees else "" for what, cell in zip(due, cells, strict=True)]
         if fault.stop:
             due = [f"stops: {fault.stop_name}"] * len(words)
         if fault.name in CANARIES:
             due = ["must be caught" if word is CANARIES[fault.name] else "" for word in Guarantee]
         sinks = ", ".join(kind for kind in SINKS if fault.only and concerns(fault, kind)) or "every sink"
         kinds = [kind for kind in SINKS if concerns(fault, kind)]
-        engines = [name for name in fault.engines if any(ENGINES[name].plays(kind, "append", "") for kind in kinds)]
+        engines = [name for name in fault.engines if any(ENGINES[name].supports(kind, "append", "") for kind in kinds)]
         where = f"{', '.join(engines)} | {sinks}{', append' if fault.append_only else ''}"
         lines.append(f"| {fault.number or ''} | `{fault.name}` | {fault.title} | {where} | {' | '.join(due)} |")
     return "\n".join(lines) + "\n"

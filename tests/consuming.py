@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from avow import Consumer, Guarantee
-from avow.clients.consumer import Record, Transaction
+from avow import CommitConfig, Consumer, Guarantee, PollConfig, Record, RetryConfig, Transaction
 
 TABLE = "CREATE TABLE {} (partition int, number bigint, once boolean)"
 
@@ -78,6 +77,25 @@ def in_order(lines: Path) -> bool:
     return True
 
 
+def consumer_of(brokers: str, topics: list[str] | str, group: str, guarantee: str, **given: Any) -> Consumer:
+    """A consumer from flat options: they come from another process, or from a table of test cases."""
+    interval_ms = int(given.pop("commit_interval_s", 5.0) * 1000)
+    commit = CommitConfig(given.pop("commit", None), given.pop("per", "batch"), interval_ms)
+    retry = RetryConfig(given.pop("retries", None), int(given.pop("back_off_s", 0.1) * 1000))
+    strategy = given.pop("strategy", "cooperative-sticky")
+    poll = PollConfig(given.pop("max_records", 500), partition_assignment_strategy=strategy)
+    return Consumer(
+        topics,
+        bootstrap_servers=brokers,
+        group_id=group,
+        guarantee=guarantee,
+        commit=commit,
+        retry=retry,
+        poll=poll,
+        **given,
+    )
+
+
 def main(given: dict[str, Any]) -> None:
     own = {name: given.pop(name) for name in ("lines", "harm", "at", "pace_s", "table") if name in given}
     canary = given.pop("canary", False)
@@ -85,10 +103,10 @@ def main(given: dict[str, Any]) -> None:
     def event(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    with Consumer(**given, on_event=event) as consumer:
+    with consumer_of(**given, on_event=event) as consumer:
         signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
         if canary:  # it says at-least-once, and commits first
-            consumer.terms = replace(consumer.terms, guarantee=Guarantee.AT_MOST_ONCE)
+            consumer.config = replace(consumer.config, guarantee=Guarantee.AT_MOST_ONCE)
         consumer.run(Handler(**own))
 
 

@@ -21,13 +21,15 @@ from uuid import uuid4
 import psutil
 import psycopg
 import pytest
-from confluent_kafka.cimpl import NewTopic
 
-from avow.kafka import metadata
+from avow.kafka.admin import Admin
 from avow.kafka.committed import committed, reader
+from avow.kafka.connect import Connection
+from avow.kafka.metadata import TopicPartition
 from avow.local.cluster import Cluster
 
-# Takes the cluster down when the other end of its standard input is closed, whatever ended the tests, be it kill -9.
+# Takes the cluster and servers down when the other end of its standard input is closed, whatever ended the tests, be it
+# kill -9.
 GUARD = """
 import shutil, sys
 from pathlib import Path
@@ -36,6 +38,9 @@ folder = Path(sys.argv[1])
 if (folder / "cluster" / "cluster.json").exists():
     from avow.local.cluster import Cluster
     Cluster(folder / "cluster").down()
+for server in folder.glob("server-*"):
+    from avow.local.postgres import Postgres
+    Postgres(server, 0).stop()
 shutil.rmtree(folder)
 """
 GUARDED = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -73,23 +78,47 @@ def needs(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
+def uses_cluster(item: pytest.Item) -> bool:
+    into = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return needs(item, "cluster") or (needs(item, "bench") and "kafka" in into)  # a bench asks for it when it is made
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where work is stolen (``--dist worksteal``) each worker begins with a stretch of these: the first one with the
-    tests that want the cluster for themselves, the last one with those that need none, which are many."""
+    """Workers take tests in this order (``--dist loadgroup``). One begins with those that want the cluster for
+    themselves and plays them all; the others with those that start a cluster of their own, which take long, and those
+    that need none, which are many. So hardly anybody waits for the cluster. Groups begin before single tests: those on
+    Spark share one session each, and end last."""
     for item in items:
-        if needs(item, "cluster"):
+        if uses_cluster(item):
             item.add_marker("cluster")
-    items.sort(key=lambda item: (not needs(item, "alone"), item.get_closest_marker("cluster") is None))
+            # The contract of a sink, into Kafka: seconds a test, and at-least-once has no act that the others lack.
+            if needs(item, "bench") and "at-least-once" in item.callspec.params.values():  # type: ignore[attr-defined]
+                item.add_marker("long")
+        if needs(item, "alone"):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+    items.sort(
+        key=lambda item: (
+            not needs(item, "alone"),
+            uses_cluster(item),
+            item.get_closest_marker("cluster") is None,
+            item.get_closest_marker("xdist_group") is None,
+        )
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """One test that wants the cluster for itself, or any number of others. The wait is not of the test's time."""
-    if item.get_closest_marker("cluster") is None:
+    if not uses_cluster(item):
         return (yield)
-    handle = os.open(item.config.stash[FOLDER], os.O_RDONLY)
+    folder = item.config.stash[FOLDER]
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX if needs(item, "alone") else fcntl.LOCK_SH)
+        # One at a time waits: who comes after one that wants the cluster for itself does not overtake it.
+        with (folder / "queue").open("w") as queue:
+            fcntl.flock(queue, fcntl.LOCK_EX)
+            fcntl.flock(handle, fcntl.LOCK_EX if needs(item, "alone") else fcntl.LOCK_SH)
         return (yield)
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)  # also where a child of the test has the handle
@@ -98,7 +127,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def positions_of(cluster: Cluster, group: str) -> dict[int, int]:
     """What a group has committed, by partition. It is of one topic."""
-    with closing(reader({"bootstrap.servers": cluster.bootstrap}, group)) as one:
+    with closing(reader(Connection(cluster.bootstrap), group)) as one:
         return {at.partition: at.offset for at in committed(one, 30)}
 
 
@@ -131,8 +160,10 @@ def cluster(pytestconfig: pytest.Config, worker_id: str) -> Cluster:
 
 
 @pytest.fixture
-def alone(cluster: Cluster) -> Cluster:
+def alone(cluster: Cluster, worker_id: str, request: pytest.FixtureRequest) -> Cluster:
     """The cluster, for tests that speak of all that is in it: no other test uses it meanwhile."""
+    # On several workers each of them would restart the cluster, for every test.
+    assert worker_id == "master" or request.node.nodeid.endswith("@alone"), "pytest-xdist ignores groups of tests"
     return cluster
 
 
@@ -151,15 +182,23 @@ def healthy(alone: Cluster) -> Iterator[Cluster]:
     alone.up()
 
 
-@pytest.fixture
-def make_topic(cluster: Cluster) -> Callable[..., str]:
-    """Makes a topic under a name of its own."""
+@pytest.fixture(scope="session")
+def admin(cluster: Cluster) -> Iterator[Admin]:
+    with Admin(Connection(cluster.bootstrap)) as admin:
+        yield admin
 
-    def make(partitions: int = 1, **config: str) -> str:
+
+@pytest.fixture
+def make_topic(admin: Admin, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Makes a topic under a name of its own: on one broker, which takes a fifth of the time, or on all three where the
+    test has the cluster to itself, to hurt it."""
+    default = 3 if needs(request.node, "alone") else 1
+
+    def make(partitions: int = 1, replicas: int = default, **config: str) -> str:
         name = f"t-{uuid4().hex[:12]}"
-        client = metadata.admin(cluster.bootstrap)
-        topic = NewTopic(name, partitions, config={k.replace("_", "."): v for k, v in config.items()})
-        client.create_topics([topic], operation_timeout=30)[name].result()
+        admin.create_topic(name, partitions, replicas, {k.replace("_", "."): v for k, v in config.items()})
+        # Its leaders answer for it by now: else a producer's first batches are refused, and sent in another order.
+        admin.end_offsets(TopicPartition(name, number) for number in range(partitions))
         return name
 
     return make

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from avow.engines import consumer
 from avow.engines.progress import Observer
-from avow.engines.spark import Run
+from avow.engines.spark import SparkRun
 from avow.kafka import metadata
 from avow.local import spark
 from avow.local.cluster import Cluster
@@ -82,6 +83,18 @@ class Scenario:
         path.write_text(text)
         return path
 
+    def fitted(self, text: str) -> str:
+        """An example of ours with this scenario's broker, topic and table in it."""
+        names = {"localhost:9092": self.cluster.bootstrap, 'name="payments"': f'name="{self.name}"'}
+        names |= {
+            '"topics": ["payments"]': f'"topics": ["{self.topic}"]',
+            '"table": "payments"': f'"table": "{self.table}"',
+        }
+        for shown, ours in names.items():
+            assert shown in text or "avow.Pipeline(" not in text, shown
+            text = text.replace(shown, ours)
+        return text
+
     def produce(
         self, values: Iterable[bytes | None], *, keys: Sequence[bytes] | None = None, partition: int | None = None
     ) -> None:
@@ -104,7 +117,7 @@ class Scenario:
             stderr=subprocess.PIPE,
             text=True,
             # Killed runs leave things in their temporary folder; pytest's own is cleared by pytest.
-            env={**os.environ, "DATABASE_URL": self.url, "TMPDIR": str(self.folder), **env},
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", "DATABASE_URL": self.url, "TMPDIR": str(self.folder), **env},
             start_new_session=True,
         )
         self.children.append(child)
@@ -127,9 +140,9 @@ class Scenario:
         events: list[str] = []
         observer = Observer(event=events.append)
         if engine == "consumer":
-            consumer.Run(pipeline, once=True, observer=observer).execute()
+            consumer.ConsumerRun(pipeline, once=True, observer=observer).execute()
         else:
-            Run(pipeline, lambda _: session_spark(pipeline), once=True, observer=observer).execute()
+            SparkRun(pipeline, lambda _: session_spark(pipeline), once=True, observer=observer).execute()
         return events
 
     @property
@@ -154,24 +167,35 @@ class Scenario:
         found = self.rows("SELECT partition, position FROM avow.ledger WHERE pipeline = %s", self.name)
         return dict(found)
 
-    def wait_for_rows(self, count: int, timeout_s: float = 90) -> None:
+    def wait_for_rows(self, count: int, timeout_s: float = 240) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             there = self.rows("SELECT to_regclass(%s) IS NOT NULL", self.table)[0][0]
             if there and self.rows(f'SELECT count(*) FROM "{self.table}"')[0][0] >= count:
                 return
-            assert time.monotonic() < deadline, f"fewer than {count} rows after {timeout_s} s"
+            assert time.monotonic() < deadline, f"fewer than {count} rows after {timeout_s} s. {self._reports()}"
             time.sleep(0.05)
 
-    def kill(self, child: subprocess.Popen[str]) -> None:
-        """kill -9 of the driver, its JVM and its Python workers."""
-        family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-        for process in family:
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        child.communicate()
+    def _reports(self) -> str:
+        """What the runs of this test have printed, with where their threads stand and the ledger. They are killed for
+        it."""
+        ledger = self.rows("SELECT * FROM avow.ledger WHERE pipeline = %s", self.name)
+        running = [child for child in self.children if child.stderr and not child.stderr.closed]
+        codes = [child.poll() for child in running]
+        for child in running:
+            child.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+        reports = [f"exit code {code}, {self.kill(child)}" for code, child in zip(codes, running, strict=True)]
+        return "\n".join([f"ledger: {ledger}", *reports])
+
+    def kill(self, child: subprocess.Popen[str]) -> str:
+        """kill -9 of the driver, its JVM and its Python workers. What it has written to stderr."""
+        with suppress(psutil.NoSuchProcess):
+            for process in (psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+        return child.communicate()[1]
 
 
 _sparks: list[SparkSession] = []

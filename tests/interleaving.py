@@ -49,16 +49,16 @@ from avow.engines import redrive as redriving
 from avow.engines.redrive import redrive
 from avow.errors import AvowError, PositionMoved, SinkError, Superseded
 from avow.kafka.log import TopicPartition
-from avow.sinks.base import Held, Selection
+from avow.sinks.base import PartitionState, Selection
 from avow.sinks.iceberg import table as iceberg
-from avow.sinks.lake import driver, upkeep
-from avow.sinks.lake.book import from_json
-from avow.sinks.lake.driver import LETTER_COLUMNS
+from avow.sinks.lake import driver, maintenance
 from avow.sinks.lake.files import path_of
+from avow.sinks.lake.ledger_snapshot import from_json
 from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.postgres import session
 from avow.sinks.postgres.session import Session
-from tests.fix_sinks import TOPIC, Bench, Runner, iceberg_table, record
+from avow.testing.sinks import TOPIC, Runner, record
+from tests.fix_sinks import Bench, iceberg_table
 
 Place = tuple[int, int]  # partition and offset of a record
 THEIRS = (-1, -1)  # where rows of somebody else are
@@ -76,7 +76,7 @@ POINTS: list[tuple[type, str, str]] = [
     (TableOptimizer, "compact", "commit"),
     (SqlCatalog, "load_table", "load"),
     (SqlCatalog, "commit_table", "commit"),
-    (upkeep.Orphan, "remove", "remove"),
+    (maintenance.Orphan, "remove", "remove"),
 ]
 HUNG_S = 120.0
 
@@ -141,10 +141,10 @@ def points() -> Iterator[None]:
         sessions[key] = sessions.get(key) or Session(url, application)
         return sessions[key]
 
-    def opened(self: Session, url: str, application: str) -> None:
+    def opened(self: Session, *arguments: Any) -> None:
         if actor := getattr(_HERE, "actor", None):
             actor.connections.append(self)
-        connect(self, url, application)
+        connect(self, *arguments)
 
     def forget(url: str) -> None:
         if found := sessions.pop((threading.get_ident(), url), None):
@@ -165,6 +165,28 @@ def points() -> Iterator[None]:
         yield
     for one in sessions.values():
         one.close()
+
+
+_NOT_DELETED_SINCE = redriving._not_deleted_since
+_redrives = 0
+_redrives_lock = threading.Lock()
+
+
+@contextmanager
+def _without_topic() -> Iterator[None]:
+    """By key a redrive reads the topic for later deletes. There are none, and there is no Kafka here. Several redrives
+    run at once: the last one puts the real function back."""
+    global _redrives
+    with _redrives_lock:
+        _redrives += 1
+        redriving._not_deleted_since = lambda rows, *_: rows
+    try:
+        yield
+    finally:
+        with _redrives_lock:
+            _redrives -= 1
+            if not _redrives:
+                redriving._not_deleted_since = _NOT_DELETED_SINCE
 
 
 def _waiting(real: Callable[..., Any], kind: str, statements: re.Pattern[str] | None = None) -> Callable[..., Any]:
@@ -364,9 +386,7 @@ class World:
                     self._claimed[partition] = max(self._claimed[partition], at + 2)
 
     def redrive(self, start: int = 0, until: int | None = None) -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            # By key a redrive reads the topic for later deletes. There are none, and there is no Kafka here.
-            patched.setattr(redriving, "_not_deleted_since", lambda rows, *_: rows)
+        with _without_topic():
             redrive(self.lenient, Selection(from_offset=start, until_offset=until), _no_spark)
 
     def redrive_in_vain(self) -> None:
@@ -374,12 +394,12 @@ class World:
         redrive(self.strict, Selection(), _no_spark)
 
     def clean(self) -> None:
-        for orphan in upkeep.orphans(lake_tables(self.strict), self.strict.name):
+        for orphan in maintenance.orphans(lake_tables(self.strict), self.strict.name):
             orphan.remove()
 
     def compact(self) -> None:
         for table in lake_tables(self.strict):
-            upkeep.compact(table, self.strict.name, 1 << 20)
+            maintenance.compact(table, self.strict.name, 1 << 20)
 
     def foreign(self) -> None:
         """Somebody else's commits: a property, and a row."""
@@ -456,7 +476,7 @@ class World:
         self._check_history()
         return listed, letters
 
-    def _listed(self, held: Mapping[TopicPartition, Held]) -> Counter[Place]:  # noqa: ARG002 - listed is what is claimed
+    def _listed(self, held: Mapping[TopicPartition, PartitionState]) -> Counter[Place]:  # noqa: ARG002 - listed is what is claimed
         with sinks.dead_letters(self.strict) as listing:
             return Counter((letter.partition, letter.offset) for letter in listing.select(Selection(), 1_000))
 
@@ -469,7 +489,7 @@ class World:
                 return bool(rows) != bool(letters)
         return rows + letters == 1
 
-    def _check_counts(self, held: Held, rows: int, letters: int) -> None:
+    def _check_counts(self, held: PartitionState, rows: int, letters: int) -> None:
         counts, read = held.entry.counts, held.entry.position - held.start
         match self.scenario.guarantee:
             case "at-most-once":  # dead letters that a crash has left uncounted
@@ -481,14 +501,16 @@ class World:
         if not right:
             raise Broken(f"{read} are claimed, of {rows} there are rows, of {letters} dead letters; it says {counts}")
 
-    def _held(self) -> Mapping[TopicPartition, Held]:
+    def _held(self) -> Mapping[TopicPartition, PartitionState]:
         rows, _ = lake_tables(self.strict)
         rows.load()
-        return rows.book().held
+        return rows.ledger().partitions
 
     def _read(self, suffix: str) -> Counter[Place]:
         """The records in a table, by the library itself."""
-        names = ("_kafka_topic", "_kafka_partition", "_kafka_offset") if not suffix else LETTER_COLUMNS
+        names = (
+            ("_kafka_topic", "_kafka_partition", "_kafka_offset") if not suffix else ("topic", "partition", "offset")
+        )
         if self._bench.kind == "delta":
             found = pa.table(DeltaTable(f"{self._bench.path}{suffix}").to_pyarrow_table(columns=list(names)))
         else:
@@ -555,11 +577,11 @@ class PostgresWorld(World):
         found = self._connection.execute("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted").fetchone()
         return int(found[0]) if found else 0
 
-    def _held(self) -> Mapping[TopicPartition, Held]:
+    def _held(self) -> Mapping[TopicPartition, PartitionState]:
         with sinks.driver_sink(self.strict) as store:
-            return store.look()
+            return store.ledger_snapshot()
 
-    def _listed(self, held: Mapping[TopicPartition, Held]) -> Counter[Place]:
+    def _listed(self, held: Mapping[TopicPartition, PartitionState]) -> Counter[Place]:
         found = super()._listed(held)
         if self.scenario.guarantee != "at-least-once":
             return found
@@ -568,13 +590,13 @@ class PostgresWorld(World):
     def _is_kept(self, rows: int, letters: int) -> bool:
         return rows + letters >= 1 if self.scenario.guarantee == "at-least-once" else super()._is_kept(rows, letters)
 
-    def _check_counts(self, held: Held, rows: int, letters: int) -> None:
+    def _check_counts(self, held: PartitionState, rows: int, letters: int) -> None:
         if self.scenario.guarantee != "at-least-once":
             super()._check_counts(held, rows, letters)
 
     def _read(self, suffix: str) -> Counter[Place]:
         if suffix:
-            found = [at[:2] for at in self._bench.letters()]
+            found = [at[:2] for at in self._bench.dead_letters()]
         else:
             found = [(row["_kafka_partition"], row["_kafka_offset"]) for row in self._bench.rows()]
         return Counter(found)
@@ -592,7 +614,7 @@ class PostgresWorld(World):
             ends[partition] = until
 
 
-def _position(held: Mapping[TopicPartition, Held], partition: int) -> int:
+def _position(held: Mapping[TopicPartition, PartitionState], partition: int) -> int:
     return held[TopicPartition(TOPIC, partition)].entry.position
 
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from avow import sinks
 from avow.audit.auditor import audit
-from avow.audit.report import Report
+from avow.audit.report import AuditReport
 from avow.ledger import NOTHING, Counts
 from tests.fix_pipeline import Scenario, session_spark
 from tests.fix_sinks import lake_frame
@@ -36,6 +36,6 @@ def totals(s: Scenario, path: Any) -> Counts:
         return sum((entry.counts for entry in store.entries().values()), NOTHING)
 
 
-def audited(s: Scenario, path: Any) -> Report:
+def audited(s: Scenario, path: Any) -> AuditReport:
     pipeline = s.load(path)
     return audit(pipeline, lambda: session_spark(pipeline))

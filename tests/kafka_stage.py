@@ -20,16 +20,16 @@ import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from avow.engines.task import Report, Work, decoded, deliver
+from avow.engines.task import BatchWork, RangeReport, decoded, deliver
 from avow.kafka import log, metadata
+from avow.kafka.batches import headers_column
 from avow.kafka.log import Log
-from avow.kafka.reader import headers_column
 from avow.ledger import Entry, OffsetRange
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.base import TaskSink
-from avow.sinks.kafka.clients import Clients
-from avow.sinks.kafka.store import Store
+from avow.sinks.kafka.clients import KafkaClients
+from avow.sinks.kafka.driver import KafkaDriver
 from avow.sinks.kafka.task import KafkaTask
 
 HEADERS = list[tuple[str, bytes | None]]
@@ -168,7 +168,7 @@ class Stage:
 
     def started(self, pipeline: PipelineConfig, start: int = 0) -> int:
         """What a run does before its first batch. Gives its number."""
-        with Store(pipeline) as store:
+        with KafkaDriver(pipeline) as store:
             store.prepare()
             store.prepare_table(pipeline.decode.columns.fields, rest=False)
             run = store.open_run()
@@ -179,10 +179,10 @@ class Stage:
         return run
 
     def entries(self, pipeline: PipelineConfig) -> dict[int, Entry]:
-        with Store(pipeline) as store:
+        with KafkaDriver(pipeline) as store:
             return {where.partition: entry for where, entry in store.entries().items()}
 
-    def deliver(self, pipeline: PipelineConfig, run: int, start: int, until: int, partition: int = 0) -> Report:
+    def deliver(self, pipeline: PipelineConfig, run: int, start: int, until: int, partition: int = 0) -> RangeReport:
         """One range, as a task does it."""
         return delivered(pipeline, run, OffsetRange(self.source, partition, start, until), KafkaTask(pipeline, run))
 
@@ -211,8 +211,8 @@ def source_records(pipeline: PipelineConfig, planned: OffsetRange) -> pa.RecordB
     return batch(found)
 
 
-def delivered(pipeline: PipelineConfig, run: int, planned: OffsetRange, sink: TaskSink) -> Report:
-    work = Work(pipeline, run, 0, {log.TopicPartition(planned.topic, planned.partition): planned})
+def delivered(pipeline: PipelineConfig, run: int, planned: OffsetRange, sink: TaskSink) -> RangeReport:
+    work = BatchWork(pipeline, run, 0, {log.TopicPartition(planned.topic, planned.partition): planned})
 
     def records(todo: OffsetRange) -> Iterator[pa.RecordBatch]:
         found = source_records(pipeline, todo)
@@ -235,7 +235,7 @@ def main(file: str, partition: str, start: str, until: str, run: str, where: str
         else:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    bury, entries, send = task.bury, task.entries, Clients.send
+    add_dead_letters, entries, send = task.add_dead_letters, task.entries, KafkaClients.send
     entered_before: list[bool] = []
 
     def entered(*given, **named):  # type: ignore[no-untyped-def]
@@ -246,7 +246,7 @@ def main(file: str, partition: str, start: str, until: str, run: str, where: str
         return found
 
     def buried(letters):  # type: ignore[no-untyped-def]
-        bury(letters)
+        add_dead_letters(letters)
         if where.endswith("in"):
             task._producer.flush(10)
             die()
@@ -257,7 +257,7 @@ def main(file: str, partition: str, start: str, until: str, run: str, where: str
             task._producer.flush(10)
             die()
 
-    task.entries, task.bury, Clients.send = entered, buried, sent  # type: ignore[method-assign]
+    task.entries, task.add_dead_letters, KafkaClients.send = entered, buried, sent  # type: ignore[method-assign]
     delivered(pipeline, int(run), planned, task)
     if where == "after":
         die()

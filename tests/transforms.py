@@ -24,29 +24,11 @@ def with_a_header(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(at, "_kafka_headers", pa.array(headers, rows.column(at).type))
 
 
-def unchanged(rows: pa.RecordBatch) -> pa.RecordBatch:
-    return rows
-
-
-def raising(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Fails for every record."""
-    if rows.num_rows:
-        raise ZeroDivisionError("no record is good enough")
-    return rows
-
-
 def with_nan(rows: pa.RecordBatch) -> pa.RecordBatch:
     """A nested NaN in every second row."""
     at = rows.schema.get_field_index("n")
     values = [[float("nan")] if number % 2 else value for number, value in enumerate(rows.column(at).to_pylist())]
     return rows.set_column(at, "n", pa.array(values, rows.column(at).type))
-
-
-def fails_on_13(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Fails where it meets one record, however many are with it."""
-    if 13 in rows.column("id").to_pylist():
-        raise ZeroDivisionError("thirteen")
-    return rows
 
 
 def dies_of_13(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,9 +9,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from avow.dashboard.app import make
-from avow.dashboard.guard import Rules
-from avow.dashboard.house import House
+from avow.dashboard.guard import AccessRules
 from avow.dashboard.jobs import Jobs
+from avow.dashboard.state import AppState
 from avow.dashboard.watch import Watch
 from avow.settings import Source
 
@@ -19,13 +19,13 @@ ADDRESS = "http://127.0.0.1:8642"
 
 
 class Visitor(TestClient):
-    def __init__(self, house: House) -> None:
-        super().__init__(make(house), base_url=ADDRESS, raise_server_exceptions=False, follow_redirects=False)
-        self.house = house
+    def __init__(self, state: AppState) -> None:
+        super().__init__(make(state), base_url=ADDRESS, raise_server_exceptions=False, follow_redirects=False)
+        self.state = state
 
     def change(self, path: str, **form: str) -> Any:
         """Send a form of ours."""
-        return self.post(path, data={"csrf": self.house.rules.form, **form})
+        return self.post(path, data={"csrf": self.state.rules.form, **form})
 
 
 def visitor(
@@ -38,4 +38,4 @@ def visitor(
 ) -> Visitor:
     source = Source(brokers=brokers, topics_pattern=".*") if brokers else None
     watch = Watch(files, env, timeout_s=timeout_s)
-    return Visitor(House(Rules(**rules), source, watch, Jobs(env), [evidence], timeout_s))
+    return Visitor(AppState(AccessRules(**rules), source, watch, Jobs(env), [evidence], timeout_s))

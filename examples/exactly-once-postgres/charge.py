@@ -2,7 +2,7 @@
 
 import json
 
-from avow.clients.consumer import Record, Transaction
+from avow import Record, Transaction
 
 
 def charge(record: Record, tx: Transaction) -> None:

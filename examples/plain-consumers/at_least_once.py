@@ -8,8 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from avow import Consumer
-from avow.clients.consumer import Record
+from avow import CommitMode, Consumer, Record, RetryConfig
 
 INDEX = Path(os.environ.get("INDEX", "index"))
 
@@ -23,13 +22,13 @@ def index(record: Record) -> None:
 
 INDEX.mkdir(exist_ok=True)
 with Consumer(
-    os.environ["AVOW_BROKERS"],
     sys.argv[1],
-    "indexer",
-    "at-least-once",
-    commit="async",
-    retries=2,
-    on_failure="dead-letter",
+    bootstrap_servers=os.environ["AVOW_BROKERS"],
+    group_id="indexer",
+    guarantee="at-least-once",
+    commit=CommitMode.ASYNC,
+    retry=RetryConfig(retries=2),
+    dead_letters=True,
     once="--once" in sys.argv,
     on_event=print,
 ) as consumer:

@@ -10,7 +10,11 @@ import sys
 from avow import Consumer
 
 with Consumer(
-    os.environ["AVOW_BROKERS"], sys.argv[1], "display", "at-most-once", once="--once" in sys.argv
+    sys.argv[1],
+    bootstrap_servers=os.environ["AVOW_BROKERS"],
+    group_id="display",
+    guarantee="at-most-once",
+    once="--once" in sys.argv,
 ) as consumer:
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
     for record in consumer:

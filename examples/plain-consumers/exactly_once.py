@@ -16,10 +16,10 @@ with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
     connection.execute("CREATE TABLE IF NOT EXISTS balances (account text PRIMARY KEY, amount bigint NOT NULL)")
 
 with Consumer(
-    os.environ["AVOW_BROKERS"],
     sys.argv[1],
-    "balances",
-    "exactly-once",
+    bootstrap_servers=os.environ["AVOW_BROKERS"],
+    group_id="balances",
+    guarantee="exactly-once",
     database=os.environ["DATABASE_URL"],
     once="--once" in sys.argv,
 ) as consumer:

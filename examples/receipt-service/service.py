@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/orders" or not 0 < length <= BODY_MAX:
             return self.reply(400, {"error": f"POST /orders, with a body of at most {BODY_MAX} bytes"})
         try:
-            # Waits for the acknowledgement, which says where the record is; or says whether it failed or nobody knows.
+            # Waits for the acknowledgement, which has the position; the error says whether it failed or is unknown.
             place = PRODUCER.send(TOPIC, self.rfile.read(length)).wait()
         except AvowError as error:
             return self.reply(503, {"error": str(error)})

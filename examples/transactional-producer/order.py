@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     given = parser.parse_args()
     refused = 0
-    # The name is the transactional id: a second shop of this name takes over, and ends what the first left open.
-    with Producer(given.brokers, guarantee="exactly-once", durability="transactional", name="shop-1") as producer:
+    # A second shop with this transactional id takes over, and ends what the first left open.
+    with Producer(given.brokers, guarantee="exactly-once", transactional_id="shop-1") as producer:
         for number in range(given.count):
             try:
                 take(producer, number, given.orders, given.payments)

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 
 from avow.schema import Array, Decimal, Field, Map, Scalar, Type
@@ -53,6 +54,27 @@ def arrow_fields(fields: Iterable[Field]) -> list[pa.Field]:
 
 def indices(rows: Sequence[int]) -> pa.Int64Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(array("q", rows))])
+
+
+def without(numbers: pa.Int64Array, rows: pa.Int64Array) -> pa.Int64Array:
+    """The numbers that do not stand at these rows."""
+    return _indices(np.delete(_numbers(numbers), _numbers(rows)))
+
+
+def counted(rows: int) -> pa.Int64Array:
+    """All the indices of so many rows."""
+    return _indices(np.arange(rows, dtype=np.int64))
+
+
+def _indices(numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Int64Array:
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _numbers(array: pa.Int64Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Without ``to_numpy``, which imports pandas too."""
+    if not len(array):
+        return np.empty(0, np.int64)
+    return np.frombuffer(array.buffers()[1], np.int64, len(array), 8 * array.offset)
 
 
 def binaries(*values: bytes) -> pa.BinaryArray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Client = TypeVar("Client")
@@ -24,26 +24,30 @@ class ClientCache(Generic[Client]):
     def __init__(self, close: Callable[[Client], None], *, keep: int) -> None:
         self._close = close
         self._keep = keep
-        self._clients: dict[tuple[int, int], dict[Hashable, Client]] = {}
+        # By thread; keys are compared, not hashed: some hold a mapping.
+        self._clients: dict[tuple[int, int], list[tuple[object, Client]]] = {}
         _caches.append(self)
 
-    def get(self, key: Hashable, make: Callable[[], Client]) -> Client:
+    def get(self, key: object, make: Callable[[], Client]) -> Client:
         """This thread's client for the key, made if there is none."""
-        mine = self._clients.setdefault(_owner(), {})
-        if key not in mine:
-            for old in list(mine)[: max(0, len(mine) + 1 - self._keep)]:
-                self._close(mine.pop(old))
-            mine[key] = make()
-        return mine[key]
+        mine = self._clients.setdefault(_owner(), [])
+        for known, client in mine:
+            if known == key:
+                return client
+        while len(mine) >= self._keep:
+            self._close(mine.pop(0)[1])
+        mine.append((key, make()))
+        return mine[-1][1]
 
-    def drop(self, key: Hashable) -> None:
-        """It is of no use any more: the next ``get`` makes a new one."""
-        client = self._clients.get(_owner(), {}).pop(key, None)
-        if client is not None:
-            self._close(client)
+    def drop(self, key: object) -> None:
+        """Drop the client, for example because it failed: the next ``get`` creates a new one."""
+        mine = self._clients.get(_owner(), [])
+        for found in [one for one in mine if one[0] == key]:
+            mine.remove(found)
+            self._close(found[1])
 
     def close_mine(self) -> None:
-        for client in self._clients.pop(_owner(), {}).values():
+        for _, client in self._clients.pop(_owner(), []):
             self._close(client)
 
 

@@ -3,20 +3,20 @@
 ::
 
     AvowError                 exit 1   anything avow raises on purpose
-    ├── ConfigError           exit 2   the pipeline file or the command line asks for what cannot be
+    ├── ConfigError           exit 2   the pipeline file or the command line is not valid, or access is denied
     ├── LocalError            exit 3   this machine: no Java, a port is taken, a jar cannot be fetched
-    ├── SourceError           exit 4   Kafka did not do what was asked, and trying again did not help
+    ├── SourceError           exit 4   a Kafka request failed, also after retries
     │   ├── TopicRecreated    exit 10  the topic is not the one the ledger knows
     │   ├── LogTruncated      exit 11  the log ends before the position, or holds another record there
     │   ├── RetentionLoss     exit 12  records were deleted before they were claimed
     │   └── TooManyDeadLetters exit 14 more bad records than dead_letters.max_share allows
-    ├── SinkError             exit 5   the sink did not do what was asked, and trying again did not help
+    ├── SinkError             exit 5   the sink failed, also after retries
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
     │   ├── PositionBehind    -        the ledger has lost claims: begin again from where it stands
     │   └── Superseded        exit 13  a newer run owns the pipeline
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
-    └── ProtocolViolation     exit 70  our bug: going on would break the promise
+    └── ProtocolViolation     exit 70  internal error: continuing would break the guarantee
 
 A message says what happened; ``advice`` says what the reader can do next.
 """
@@ -39,7 +39,7 @@ class AvowError(Exception):
 
 
 class ConfigError(AvowError):
-    """The pipeline file or the command line asks for something that cannot be."""
+    """The pipeline file or the command line is not valid, or access is denied."""
 
     exit_code = 2
 
@@ -51,13 +51,13 @@ class LocalError(AvowError):
 
 
 class SourceError(AvowError):
-    """Kafka did not do what was asked, and trying again did not help."""
+    """A Kafka request failed, also after retries."""
 
     exit_code = 4
 
 
 class TopicRecreated(SourceError):
-    """The topic was deleted and made again: its offsets no longer mean the records we claimed."""
+    """The topic was deleted and recreated: its offsets no longer mean the claimed records."""
 
     exit_code = 10
 
@@ -81,7 +81,7 @@ class TooManyDeadLetters(SourceError):
 
 
 class SinkError(AvowError):
-    """The sink did not do what was asked, and trying again did not help."""
+    """The sink failed, also after retries."""
 
     exit_code = 5
 
@@ -114,7 +114,7 @@ class NotDrained(AvowError):
 
 
 class ProtocolViolation(AvowError):
-    """Our bug. Going on would lose or double records, so nothing goes on."""
+    """An internal error. The run stops, because continuing could lose or duplicate records."""
 
     exit_code = 70
 

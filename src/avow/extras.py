@@ -14,6 +14,8 @@ MODULES = {
     "pyspark": "spark",
     "py4j": "spark",
     "pandas": "spark",
+    "grpc": "connect",
+    "grpc_status": "connect",
     "deltalake": "delta",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",
@@ -31,7 +33,7 @@ def missing(module: str | None) -> LocalError | None:
     if name not in MODULES:
         return None
     return LocalError(
-        f"{name} is not installed, and this needs it", advice=f"Install it: pip install 'avow[{MODULES[name]}]'"
+        f"{name} is not installed, but this command needs it", advice=f"Install it: pip install 'avow[{MODULES[name]}]'"
     )
 
 
@@ -41,6 +43,6 @@ def named() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (told := missing(error.name)) is None:
+        if (not_installed := missing(error.name)) is None:
             raise
-        raise told from error
+        raise not_installed from error

@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 
 def permits(guarantee: Guarantee, kind: Kind) -> bool:
-    """Whether the word allows it. A position that is behind can only ever double, so it goes with doubling."""
+    """Whether the guarantee allows it. A position that is behind can only cause duplicates, so it goes with them."""
     return str(kind) in guarantee.permits or (kind is Kind.LEDGER_BEHIND and guarantee is Guarantee.AT_LEAST_ONCE)
 
 
@@ -114,7 +114,7 @@ class Spans:
 
 
 def split_phantoms(finding: Finding, uncommitted: Offsets) -> list[Finding]:
-    """Phantoms told apart: those whose records are there, but not committed, are aborted reads."""
+    """Phantoms, split: those whose records exist but are not committed are aborted reads."""
     offsets = np.concatenate([np.arange(span.start, span.until) for span in finding.spans])
     aborted = Spans()
     aborted.add(offsets[np.isin(offsets, uncommitted)])
@@ -122,7 +122,7 @@ def split_phantoms(finding: Finding, uncommitted: Offsets) -> list[Finding]:
     phantoms.add(offsets[~np.isin(offsets, uncommitted)])
     # Those beyond the spans that were kept could not be looked up: they stay what they are.
     count = finding.count - aborted.count
-    found = [replace(finding, spans=phantoms.joined(), count=count)] if count else []
+    findings = [replace(finding, spans=phantoms.joined(), count=count)] if count else []
     if aborted.count:
-        found.append(replace(finding, kind=Kind.ABORTED_READ, spans=aborted.joined(), count=aborted.count))
-    return found
+        findings.append(replace(finding, kind=Kind.ABORTED_READ, spans=aborted.joined(), count=aborted.count))
+    return findings

@@ -84,17 +84,17 @@ PROMISES: Mapping[Guarantee, Promise] = MappingProxyType(
         Guarantee.AT_MOST_ONCE: Promise(
             steps=(frozenset({Act.CLAIM}), frozenset({Act.WRITE})),
             permits=frozenset({Anomaly.LOST}),
-            meaning="Claim, then write: a crash in between can lose records and never doubles one.",
+            meaning="Claim, then write: a crash in between can lose records but never duplicates them.",
         ),
         Guarantee.AT_LEAST_ONCE: Promise(
             steps=(frozenset({Act.WRITE}), frozenset({Act.CLAIM})),
             permits=frozenset({Anomaly.DUPLICATED}),
-            meaning="Write, then claim: a crash in between can double records and never loses one.",
+            meaning="Write, then claim: a crash in between can duplicate records but never loses them.",
         ),
         Guarantee.EXACTLY_ONCE: Promise(
             steps=(frozenset({Act.WRITE, Act.CLAIM}),),
             permits=frozenset(),
-            meaning="Write and claim in one atomic act of the sink: no crash can lose or double a record.",
+            meaning="Write and claim in one atomic act of the sink: no crash can lose or duplicate a record.",
         ),
     }
 )

@@ -172,14 +172,14 @@ def plan_start(entry: Entry | None, log: LogView, declared: int, *, skip_lost: b
     if entry.position > log.end:
         raise LogTruncated(
             f"log-truncated: {where} was claimed up to offset {entry.position}, but its log ends at {log.end}",
-            advice="Records that were delivered are gone from Kafka (an unclean leader election, or a restored "
+            advice="Delivered records are gone from Kafka (an unclean leader election, or a restored "
             "broker). Audit the sink, then give the pipeline a new name or restore the topic.",
         )
     if entry.last is not None and log.found is not None and entry.last != log.found:
         raise LogTruncated(
-            f"log-truncated: {where} holds another record at offset {entry.last.offset} than the one that was "
-            f"claimed; the log was cut there or below, and grew again",
-            advice="Records after the cut were replaced by others (an unclean leader election). Audit the sink, "
+            f"log-truncated: the record of {where} at offset {entry.last.offset} is not the one that was "
+            "claimed; the log was truncated at or below that offset and has grown since",
+            advice="Records after the truncation were replaced (an unclean leader election). Audit the sink, "
             "then give the pipeline a new name or restore the topic.",
         )
     if entry.position < log.earliest:
@@ -187,7 +187,7 @@ def plan_start(entry: Entry | None, log: LogView, declared: int, *, skip_lost: b
         if not skip_lost:
             raise RetentionLoss(
                 f"retention-loss: {lost} was deleted by retention before it was claimed ({len(lost)} offsets)",
-                advice='Set source.on_data_loss = "skip" to go on and record the range as skipped, or restore '
+                advice='Set source.on_data_loss = "skip" to continue and record the range as skipped, or restore '
                 "the records.",
             )
         return Start(log.earliest, given_up=lost)
@@ -199,9 +199,10 @@ def check_topic(what: str, known_id: str, topic_id: str) -> None:
     if topic_id != known_id:
         raise TopicRecreated(
             f"topic-recreated: {what} as topic id {known_id}, but the topic now has id {topic_id}",
-            advice="It was deleted and made again, so its offsets mean other records; or is this another cluster than "
-            "the one this pipeline has read (source.brokers)? Give the pipeline a new name to read this topic from its "
-            "declared start.",
+            advice="The topic was deleted and recreated, so its offsets mean other records; or source.brokers is "
+            "another "
+            "cluster than the pipeline has read so far. Give the pipeline a new name to read this topic from "
+            "source.start.",
         )
 
 
@@ -210,7 +211,7 @@ def judge(position: int, planned: OffsetRange) -> OffsetRange:
     if position < planned.start:
         raise PositionBehind(
             f"{planned} was planned, but the ledger's position is {position}: "
-            f"claiming it would pass over {planned.start - position} offsets",
+            f"claiming it would skip {planned.start - position} offsets",
             advice="Nothing was written. The sink has lost claims (a failover to a standby that lacked them, or a "
             "restored backup). Start the pipeline again: a run always plans from the ledger.",
         )
@@ -225,10 +226,15 @@ def claim(
     if not done:
         raise ProtocolViolation(f"an empty range cannot be claimed: {done}")
     if entry.position != done.start:
-        raise PositionMoved(f"{done} was to be claimed, but the position is {entry.position}")
+        raise PositionMoved(f"cannot claim {done}: the position is {entry.position}")
     if counts.read > len(done):
-        raise ProtocolViolation(f"{counts.read} records cannot come from {done}")
+        raise ProtocolViolation(f"{done} cannot contain {counts.read} records")
     return replace(entry, position=done.until, run=run, counts=entry.counts + counts, last=last or entry.last)
+
+
+def tallied(entry: Entry, counts: Counts, last: Fingerprint | None) -> Entry:
+    """After records that were claimed before are counted."""
+    return replace(entry, counts=entry.counts + counts, last=last or entry.last)
 
 
 def check_fence(entry: Entry, run: int) -> None:
@@ -249,7 +255,7 @@ def fence(entry: Entry, run: int) -> Entry:
     """The entry as a starting run leaves it: from here on, older runs cannot claim."""
     if entry.run >= run:
         raise Superseded(
-            f"superseded by run {entry.run}: run {run} started later than it was numbered",
+            f"superseded by run {entry.run}: run {run} was fenced while it was starting",
             advice="Another run of this pipeline has started at the same time. Stop one of the two.",
         )
     return replace(entry, run=run)

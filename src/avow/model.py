@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A ``World`` is one frozen moment: what the sink holds, the ledger's entry, the runs, and the attempts that are
 alive. ``moves`` gives every next moment with a label: a driver starts, plans or crashes; an attempt reads, acts,
-crashes, or never hears the answer to an act that took effect. ``explore`` visits every world that can be reached
-and checks each against ``INVARIANTS``. It goes breadth first, so that every trace it tells is a shortest one.
+crashes, or loses the response to an act that took effect. ``explore`` visits every world that can be reached
+and checks each against ``INVARIANTS``. It goes breadth first, so that every trace it reports is a shortest one.
 
 Nothing of the protocol is written here a second time. The order of acts is ``Guarantee.steps``, what may go
 wrong is ``Guarantee.permits``, and every decision is made by a function of ``ledger``. They come in as ``Rules``,
@@ -48,7 +48,7 @@ TOPIC, TOPIC_ID = "topic", "id"
 # ---- A world: named tuples, because the search hashes each of them many times ----
 
 
-class Driver(NamedTuple):
+class DriverState(NamedTuple):
     """The driver of one run. It plans one range at a time and starts the attempts at it."""
 
     run: int
@@ -59,10 +59,10 @@ class Driver(NamedTuple):
     batch: int = 0  # its batch number, which a new checkpoint starts again from 0
 
 
-GONE = Driver(run=-1, alive=False)
+GONE = DriverState(run=-1, alive=False)
 
 
-class Work(NamedTuple):
+class AttemptWork(NamedTuple):
     """What an attempt holds between reading the position and its last act."""
 
     read: Entry  # its handle: the entry as it was when the attempt read it
@@ -71,35 +71,35 @@ class Work(NamedTuple):
     todo: tuple[int, ...]  # the offsets that this step has still to write
 
 
-class Attempt(NamedTuple):
+class TaskAttempt(NamedTuple):
     """One attempt at a planned range. Several at the same range can be alive at once."""
 
     driver: int  # an index into the world's drivers
     planned: OffsetRange
     batch: int
-    work: Work | None = None  # None: it must read the position first
+    work: AttemptWork | None = None  # None: it must read the position first
     number: int = 1  # tells attempts at the same range apart, for the reader only
 
 
 class World(NamedTuple):
     """One moment."""
 
-    scene: Scene
+    setup: ModelSetup
     written: tuple[int, ...]  # by offset, how often the sink holds the record; 2 is twice or more
     entry: Entry | None = None
     claims: tuple[OffsetRange, ...] = ()  # all that was claimed, adjacent claims joined
     batches: frozenset[int] = frozenset()  # the batch numbers claimed
-    drivers: tuple[Driver, ...] = ()
+    drivers: tuple[DriverState, ...] = ()
     gap: bool = False  # a driver that planned from the ledger met a PositionBehind
     early: bool = False  # an attempt ended well, but its range was not claimed
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[TaskAttempt, ...] = ()
 
     @property
     def position(self) -> int:
-        return self.entry.position if self.entry else self.scene.start
+        return self.entry.position if self.entry else self.setup.start
 
 
-# ---- The rules, and the scene they are played in ----
+# ---- The rules, and the setup they are explored in ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Rules:
     """What decides. The defaults are the real rules; a canary replaces one."""
 
     steps: tuple[frozenset[Act], ...]
-    position: Callable[[World, Attempt], int] = lambda world, _: world.position  # what the judge is told
+    position: Callable[[World, TaskAttempt], int] = lambda world, _: world.position  # the position that is judged
     judge: Callable[[int, OffsetRange], OffsetRange] = ledger.judge
     until: Callable[[OffsetRange, Sequence[int]], int] = lambda rest, _: rest.until  # where a claim ends
     claim: Callable[[Entry, OffsetRange, int, Counts], Entry] = ledger.claim
@@ -117,13 +117,13 @@ class Rules:
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: all worlds of a search share one
-class Scene:
+class ModelSetup:
     """What stays the same during a search: the promise, the rules, the log, and the bounds."""
 
     name: str
     guarantee: Guarantee
     rules: Rules
-    log: str  # a letter per offset: "r" is a record, "." a transaction marker or an aborted record
+    log: str  # a character per offset: "r" is a record, "." a transaction marker or an aborted record
     cuts: frozenset[int]  # where a planned range may start or end
     start: int = 0  # the declared start
     drivers: int = 2  # how many runs start in all
@@ -133,7 +133,7 @@ class Scene:
 
     @cached_property
     def visible(self) -> frozenset[int]:
-        return frozenset(offset for offset, letter in enumerate(self.log) if letter == "r")
+        return frozenset(offset for offset, kind in enumerate(self.log) if kind == "r")
 
     def records(self, start: int, until: int) -> tuple[int, ...]:
         """The offsets in between that hold a visible record."""
@@ -149,101 +149,101 @@ class Scene:
 
 def moves(world: World) -> Iterator[tuple[str, World]]:
     """Every next moment, and what happened."""
-    if len(world.drivers) < world.scene.drivers:
+    if len(world.drivers) < world.setup.drivers:
         yield _start(world)
     for index, driver in enumerate(world.drivers):
         if driver.alive:
-            who = f"driver {index + 1}"
+            subject = f"driver {index + 1}"
             if driver.next is None:
-                yield from _take_over(world, index, who)
-            elif len(world.attempts) < world.scene.alive:
-                yield from _plan(world, index, driver.next, who)
-            yield f"{who} crashes", _stop(world, index)
+                yield from _take_over(world, index, subject)
+            elif len(world.attempts) < world.setup.alive:
+                yield from _plan(world, index, driver.next, subject)
+            yield f"{subject} crashes", _stop(world, index)
     for attempt in world.attempts:
-        who = f"driver {attempt.driver + 1}, attempt {attempt.number} at {_span(attempt.planned)}:"
+        subject = f"driver {attempt.driver + 1}, attempt {attempt.number} at {_span(attempt.planned)}:"
         if attempt.work is None:
-            yield _read(world, attempt, who)
+            yield _read(world, attempt, subject)
         else:
-            yield from _act(world, attempt, attempt.work, who)
-        yield f"{who} crashes", _without(world, attempt)
+            yield from _act(world, attempt, attempt.work, subject)
+        yield f"{subject} crashes", _without(world, attempt)
 
 
 def _start(world: World) -> tuple[str, World]:
     """A run takes its number. Another may take the same one before it has fenced."""
-    run = ledger.next_run([world.entry] if world.entry else []) if world.scene.rules.fencing else 0
+    run = ledger.next_run([world.entry] if world.entry else []) if world.setup.rules.fencing else 0
     label = f"driver {len(world.drivers) + 1} starts as run {run}"
-    return label, world._replace(drivers=(*world.drivers, Driver(run)))
+    return label, world._replace(drivers=(*world.drivers, DriverState(run)))
 
 
-def _take_over(world: World, index: int, who: str) -> Iterator[tuple[str, World]]:
+def _take_over(world: World, index: int, subject: str) -> Iterator[tuple[str, World]]:
     """A run adopts or fences the ledger's entry and settles where it plans from."""
-    scene, driver = world.scene, world.drivers[index]
-    log = LogView(TOPIC, scene.partition, TOPIC_ID, earliest=0, end=len(scene.log))
-    position = ledger.plan_start(world.entry, log, scene.start).position
+    setup, driver = world.setup, world.drivers[index]
+    log = LogView(TOPIC, setup.partition, TOPIC_ID, earliest=0, end=len(setup.log))
+    position = ledger.plan_start(world.entry, log, setup.start).position
     entry = world.entry or Entry(position, TOPIC_ID, driver.run)
-    if world.entry and scene.rules.fencing:
+    if world.entry and setup.rules.fencing:
         try:
             entry = ledger.fence(world.entry, driver.run)
         except Superseded:
-            yield f"{who} stops: superseded", _stop(world, index)
+            yield f"{subject} stops: superseded", _stop(world, index)
             return
     world = world._replace(entry=entry)
-    yield f"{who} plans from the ledger, offset {position}", _put(world, index, driver._replace(next=position))
-    if scene.checkpoints:
-        for offset in sorted(scene.cuts - {position, log.end}):
+    yield f"{subject} plans from the ledger, offset {position}", _put(world, index, driver._replace(next=position))
+    if setup.checkpoints:
+        for offset in sorted(setup.cuts - {position, log.end}):
             foreign = offset > position
-            label = f"{who} plans from a {'foreign' if foreign else 'rewound'} checkpoint, offset {offset}"
+            label = f"{subject} plans from a {'foreign' if foreign else 'rewound'} checkpoint, offset {offset}"
             yield label, _put(world, index, driver._replace(next=offset, foreign=foreign))
 
 
-def _plan(world: World, index: int, start: int, who: str) -> Iterator[tuple[str, World]]:
+def _plan(world: World, index: int, start: int, subject: str) -> Iterator[tuple[str, World]]:
     """A driver starts an attempt: again at the range it waits for, or at its next one, cut anywhere."""
     waits_for = world.drivers[index].planned
     if waits_for is not None:
-        yield f"{who} starts another attempt at {_span(waits_for)}", _attempt(world, index, waits_for)
+        yield f"{subject} starts another attempt at {_span(waits_for)}", _attempt(world, index, waits_for)
         return
-    for until in sorted(world.scene.cuts):
+    for until in sorted(world.setup.cuts):
         if until > start:
-            planned = OffsetRange(TOPIC, world.scene.partition, start, until)
-            yield f"{who} plans {_span(planned)} and starts an attempt", _attempt(world, index, planned)
+            planned = OffsetRange(TOPIC, world.setup.partition, start, until)
+            yield f"{subject} plans {_span(planned)} and starts an attempt", _attempt(world, index, planned)
 
 
-def _read(world: World, attempt: Attempt, who: str) -> tuple[str, World]:
+def _read(world: World, attempt: TaskAttempt, subject: str) -> tuple[str, World]:
     """An attempt reads the position and judges its range."""
-    rules, entry = world.scene.rules, world.entry
+    rules, entry = world.setup.rules, world.entry
     assert entry is not None, "an attempt starts after its driver took over the ledger"
     position = rules.position(world, attempt)
-    label = f"{who} reads position {position}"
+    label = f"{subject} reads position {position}"
     try:
         rest = rules.judge(position, attempt.planned)
     except PositionBehind:
         gap = world.gap or not world.drivers[attempt.driver].foreign
         after = _stop(_without(world, attempt), attempt.driver)._replace(gap=gap)
         return f"{label}, stops: PositionBehind", after
-    rest = replace(rest, until=rules.until(rest, world.scene.records(rest.start, rest.until)))
+    rest = replace(rest, until=rules.until(rest, world.setup.records(rest.start, rest.until)))
     if not rest:
         return f"{label}, has nothing to do", _done(world, attempt)
-    return label, _enter(world, attempt, Work(entry, rest, step=0, todo=()))
+    return label, _enter(world, attempt, AttemptWork(entry, rest, step=0, todo=()))
 
 
-def _act(world: World, attempt: Attempt, work: Work, who: str) -> Iterator[tuple[str, World]]:
-    """An attempt does its next act, and then hears of it or does not."""
-    step = world.scene.rules.steps[work.step]
+def _act(world: World, attempt: TaskAttempt, work: AttemptWork, subject: str) -> Iterator[tuple[str, World]]:
+    """An attempt does its next act, and its response arrives or is lost."""
+    step = world.setup.rules.steps[work.step]
     # An atomic act writes all it has to; a sink that is not atomic takes one record at a time.
     now = work.todo if Act.CLAIM in step else work.todo[:1]
     start_over = attempt._replace(work=None)
     try:
         after = _claim(world, attempt, work) if Act.CLAIM in step else world
     except PositionMoved:
-        yield f"{who} finds the position moved, starts over", _swap(world, attempt, start_over)
+        yield f"{subject} finds the position moved, starts over", _swap(world, attempt, start_over)
         return
     except Superseded:
-        yield f"{who} stops: superseded", _stop(_without(world, attempt), attempt.driver)
+        yield f"{subject} stops: superseded", _stop(_without(world, attempt), attempt.driver)
         return
     written = tuple(min(times + (offset in now), 2) for offset, times in enumerate(world.written))
     after = after._replace(written=written)
     acts = {Act.WRITE: f"writes {', '.join(map(str, now))}", Act.CLAIM: f"claims {_span(work.rest)}"}
-    label = f"{who} {' and '.join(acts[act] for act in Act if act in step)}"
+    label = f"{subject} {' and '.join(acts[act] for act in Act if act in step)}"
     left = work.todo[len(now) :]
     if left:
         yield label, _swap(after, attempt, attempt._replace(work=work._replace(todo=left)))
@@ -252,10 +252,10 @@ def _act(world: World, attempt: Attempt, work: Work, who: str) -> Iterator[tuple
     yield f"{label}; the answer is lost, starts over", _swap(after, attempt, start_over)
 
 
-def _claim(world: World, attempt: Attempt, work: Work) -> World:
-    rules, rest = world.scene.rules, work.rest
+def _claim(world: World, attempt: TaskAttempt, work: AttemptWork) -> World:
+    rules, rest = world.setup.rules, work.rest
     assert world.entry is not None, "an attempt starts after its driver took over the ledger"
-    records = len(world.scene.records(rest.start, rest.until))
+    records = len(world.setup.records(rest.start, rest.until))
     run = world.drivers[attempt.driver].run
     entry = rules.claim(rules.handle(work.read, world.entry), rest, run, Counts(read=records, written=records))
     claims = (*world.claims, rest)
@@ -268,10 +268,10 @@ def _claim(world: World, attempt: Attempt, work: Work) -> World:
 # ---- What the moves are made of ----
 
 
-def _enter(world: World, attempt: Attempt, work: Work) -> World:
-    """An attempt comes to a step of its order, or to the end of it."""
-    steps = world.scene.rules.steps
-    records = world.scene.records(work.rest.start, work.rest.until)
+def _enter(world: World, attempt: TaskAttempt, work: AttemptWork) -> World:
+    """An attempt reaches the next step of its order, or the end."""
+    steps = world.setup.rules.steps
+    records = world.setup.records(work.rest.start, work.rest.until)
     step = work.step
     if step < len(steps) and Act.CLAIM not in steps[step] and not records:
         step += 1  # a range of markers only: claimed, with nothing to write
@@ -281,16 +281,16 @@ def _enter(world: World, attempt: Attempt, work: Work) -> World:
     return _swap(world, attempt, attempt._replace(work=work._replace(step=step, todo=todo)))
 
 
-def _done(world: World, attempt: Attempt) -> World:
+def _done(world: World, attempt: TaskAttempt) -> World:
     """An attempt ends well. Its driver goes on, if it lives and waits for that range."""
     until = attempt.planned.until
     world = _without(world, attempt)._replace(early=world.early or world.position < until)
     driver = world.drivers[attempt.driver]
     if driver.planned != attempt.planned:
         return world
-    if until == len(world.scene.log):
+    if until == len(world.setup.log):
         return _stop(world, attempt.driver)
-    batch = driver.batch + world.scene.rules.batches
+    batch = driver.batch + world.setup.rules.batches
     return _put(world, attempt.driver, driver._replace(next=until, planned=None, batch=batch))
 
 
@@ -298,7 +298,7 @@ def _attempt(world: World, index: int, planned: OffsetRange) -> World:
     taken = {attempt.number for attempt in world.attempts if attempt.planned == planned and attempt.driver == index}
     number = next(n for n in count(1) if n not in taken)
     driver = world.drivers[index]._replace(planned=planned)
-    attempt = Attempt(index, planned, driver.batch, number=number)
+    attempt = TaskAttempt(index, planned, driver.batch, number=number)
     return _put(world, index, driver)._replace(attempts=(*world.attempts, attempt))
 
 
@@ -310,16 +310,16 @@ def _stop(world: World, index: int) -> World:
     return _put(world, index, gone)
 
 
-def _put(world: World, index: int, driver: Driver) -> World:
+def _put(world: World, index: int, driver: DriverState) -> World:
     return world._replace(drivers=(*world.drivers[:index], driver, *world.drivers[index + 1 :]))
 
 
-def _without(world: World, attempt: Attempt) -> World:
+def _without(world: World, attempt: TaskAttempt) -> World:
     world = world._replace(attempts=tuple(other for other in world.attempts if other is not attempt))
     return world if world.drivers[attempt.driver].alive else _stop(world, attempt.driver)
 
 
-def _swap(world: World, old: Attempt, new: Attempt) -> World:
+def _swap(world: World, old: TaskAttempt, new: TaskAttempt) -> World:
     return world._replace(attempts=tuple(new if attempt is old else attempt for attempt in world.attempts))
 
 
@@ -332,11 +332,11 @@ def _span(span: OffsetRange) -> str:
 
 def _absent(world: World, below: int) -> list[int]:
     """The visible records from the declared start on that the sink does not hold."""
-    return [offset for offset in world.scene.records(world.scene.start, below) if not world.written[offset]]
+    return [offset for offset in world.setup.records(world.setup.start, below) if not world.written[offset]]
 
 
 def _may(world: World, anomaly: Anomaly) -> bool:
-    return anomaly in world.scene.guarantee.permits
+    return anomaly in world.setup.guarantee.permits
 
 
 def _nothing_past_an_absent_record(world: World) -> bool:
@@ -345,18 +345,18 @@ def _nothing_past_an_absent_record(world: World) -> bool:
 
 
 def _contiguous(world: World) -> bool:
-    start, position = world.scene.start, world.position
+    start, position = world.setup.start, world.position
     return [(span.start, span.until) for span in world.claims] == ([(start, position)] if start != position else [])
 
 
 def _counted(world: World) -> bool:
-    records = len(world.scene.records(world.scene.start, world.position))
+    records = len(world.setup.records(world.setup.start, world.position))
     return world.entry is None or world.entry.counts == Counts(read=records, written=records)
 
 
 def _only_visible(world: World) -> bool:
     held = {offset for offset, times in enumerate(world.written) if times}
-    return held <= world.scene.visible and min(held, default=world.scene.start) >= world.scene.start
+    return held <= world.setup.visible and min(held, default=world.setup.start) >= world.setup.start
 
 
 INVARIANTS: Mapping[str, Callable[[World], bool]] = MappingProxyType(
@@ -382,14 +382,14 @@ INVARIANTS: Mapping[str, Callable[[World], bool]] = MappingProxyType(
 
 def anomalies(world: World) -> frozenset[Anomaly]:
     """What has gone wrong for good in a world, permitted or not."""
-    found = set()
+    anomalies_ = set()
     if max(world.written) > 1:
-        found.add(Anomaly.DUPLICATED)
+        anomalies_.add(Anomaly.DUPLICATED)
     # Absent is not lost while an attempt is alive that may still write it.
     hoped_for = {o for attempt in world.attempts for o in range(attempt.planned.start, attempt.planned.until)}
     if set(_absent(world, world.position)) - hoped_for:
-        found.add(Anomaly.LOST)
-    return frozenset(found)
+        anomalies_.add(Anomaly.LOST)
+    return frozenset(anomalies_)
 
 
 # ---- The search ----
@@ -399,7 +399,7 @@ def anomalies(world: World) -> frozenset[Anomaly]:
 class Explored:
     """What a search found."""
 
-    scene: Scene
+    setup: ModelSetup
     states: int  # worlds found, those with equal futures counted once
     broken: str | None  # the invariant that does not hold, if one does not; the search ended there
     trace: Trace  # how it was broken
@@ -409,13 +409,13 @@ class Explored:
     @property
     def holds(self) -> bool:
         """Every invariant holds, the end can be reached, and so can all that is permitted, and no more."""
-        permits = self.scene.guarantee.permits
+        permits = self.setup.guarantee.permits
         return self.broken is None and self.completed is not None and self.reached.keys() == permits
 
 
 def explore(first: World, most: int = 1_000_000) -> Explored:
     """Visit every world that can be reached, or the worlds up to the first that breaks an invariant."""
-    scene = first.scene
+    setup = first.setup
     came_by: list[tuple[int, str]] = [(0, "")]  # by number of visit: the world before, and the move
     waiting = deque([(0, first)])
     seen = {_key(first)}
@@ -425,8 +425,8 @@ def explore(first: World, most: int = 1_000_000) -> Explored:
         number, world = waiting.popleft()
         broken = next((name for name, holds in INVARIANTS.items() if not holds(world)), None)
         if broken is not None:
-            return Explored(scene, len(seen), broken, _trace(came_by, number), completed, MappingProxyType(reached))
-        if completed is None and world.position == len(scene.log):
+            return Explored(setup, len(seen), broken, _trace(came_by, number), completed, MappingProxyType(reached))
+        if completed is None and world.position == len(setup.log):
             completed = _trace(came_by, number)
         for anomaly in anomalies(world) - reached.keys():
             reached[anomaly] = _trace(came_by, number)
@@ -437,8 +437,8 @@ def explore(first: World, most: int = 1_000_000) -> Explored:
                 waiting.append((len(came_by), after))
                 came_by.append((number, label))
         if len(seen) > most:
-            raise RuntimeError(f"{scene.name}: more than {most} worlds; choose a smaller scene")
-    return Explored(scene, len(seen), None, (), completed, MappingProxyType(reached))
+            raise RuntimeError(f"{setup.name}: more than {most} worlds; choose a smaller setup")
+    return Explored(setup, len(seen), None, (), completed, MappingProxyType(reached))
 
 
 def _key(world: World) -> tuple[object, ...]:
@@ -446,9 +446,9 @@ def _key(world: World) -> tuple[object, ...]:
 
     How attempts are numbered and ordered changes nothing, nor does which of the records is there twice.
     """
-    scene, written, *rest, attempts = world
+    setup, written, *rest, attempts = world
     held = tuple(map(bool, written))
-    return (scene, max(written), held, *rest, *sorted([attempt[:-1] for attempt in attempts], key=hash))
+    return (setup, max(written), held, *rest, *sorted([attempt[:-1] for attempt in attempts], key=hash))
 
 
 def _trace(came_by: Sequence[tuple[int, str]], number: int) -> Trace:
@@ -462,35 +462,37 @@ def _trace(came_by: Sequence[tuple[int, str]], number: int) -> Trace:
 # ---- What is explored: the worlds, and the canaries ----
 
 
-def scenes(guarantee: Guarantee, rules: Rules | None = None) -> tuple[Scene, ...]:
+def setups(guarantee: Guarantee, rules: Rules | None = None) -> tuple[ModelSetup, ...]:
     """The worlds that a guarantee is explored in. The first is the widest."""
     rules = rules or Rules(guarantee.steps)
     # Offset 0 lies below the declared start; [1, 3) ends on a marker; [1, 4) can be left half written.
-    wide = Scene("two runs, any checkpoint", guarantee, rules, "rr.r", frozenset({0, 1, 3, 4}), 1, checkpoints=True)
+    wide = ModelSetup(
+        "two runs, any checkpoint", guarantee, rules, "rr.r", frozenset({0, 1, 3, 4}), 1, checkpoints=True
+    )
     # The log ends on a range of markers only, [2, 3).
-    markers = Scene("a range of markers", guarantee, rules, "rr.", frozenset({0, 2, 3}), checkpoints=True)
-    attempts = Scene("three attempts at once", guarantee, rules, "rr.", frozenset(range(4)), drivers=1, alive=3)
+    markers = ModelSetup("a range of markers", guarantee, rules, "rr.", frozenset({0, 2, 3}), checkpoints=True)
+    attempts = ModelSetup("three attempts at once", guarantee, rules, "rr.", frozenset(range(4)), drivers=1, alive=3)
     # Safety must not rest on the fence.
     unfenced = replace(markers, name="the same, no fencing", rules=replace(rules, fencing=False))
     return wide, markers, unfenced, attempts
 
 
-def canaries() -> Iterator[tuple[str, Scene]]:
+def canaries() -> Iterator[tuple[str, ModelSetup]]:
     """Wrong rules, each in the widest world. The search must catch every one."""
     for promised in Guarantee:
         for ordered in Guarantee:
             if ordered is not promised and not ordered.atomic:
-                yield f"the order of {ordered}", scenes(promised, Rules(ordered.steps))[0]
+                yield f"the order of {ordered}", setups(promised, Rules(ordered.steps))[0]
         real = Rules(promised.steps)
-        yield "claim without compare-and-set", scenes(promised, replace(real, claim=_claim_without_compare))[0]
-        yield "claim on a fresh handle", scenes(promised, replace(real, handle=lambda read, _: read))[0]
-        yield "until is the last record seen + 1", scenes(promised, replace(real, until=_until_last_seen))[0]
+        yield "claim without compare-and-set", setups(promised, replace(real, claim=_claim_without_compare))[0]
+        yield "claim on a fresh handle", setups(promised, replace(real, handle=lambda read, _: read))[0]
+        yield "until is the last record seen + 1", setups(promised, replace(real, until=_until_last_seen))[0]
         by_batch = replace(real, batches=True, position=_position_by_batch, claim=_claim_without_compare)
         # One attempt at a time, planned from the ledger: nothing but the numbers is to blame.
-        yield "identity by batch number", replace(scenes(promised, by_batch)[0], alive=1, checkpoints=False)
-    # Under the other two words the claim's own comparison would save us.
+        yield "identity by batch number", replace(setups(promised, by_batch)[0], alive=1, checkpoints=False)
+    # Under the other two guarantees the claim's own compare-and-set catches it.
     word = Guarantee.AT_LEAST_ONCE
-    yield "a gap is not stopped", scenes(word, Rules(word.steps, judge=_judge_without_stop))[0]
+    yield "a gap is not stopped", setups(word, Rules(word.steps, judge=_judge_without_stop))[0]
 
 
 def _claim_without_compare(entry: Entry, done: OffsetRange, run: int, counts: Counts) -> Entry:
@@ -501,7 +503,7 @@ def _until_last_seen(rest: OffsetRange, records: Sequence[int]) -> int:
     return records[-1] + 1 if records else rest.start
 
 
-def _position_by_batch(world: World, attempt: Attempt) -> int:
+def _position_by_batch(world: World, attempt: TaskAttempt) -> int:
     """A batch number that was claimed before is a replay, any other one is new."""
     return attempt.planned.until if attempt.batch in world.batches else attempt.planned.start
 
@@ -520,22 +522,24 @@ def main() -> int:
 
     print(f"{'guarantee':<14} {'world':<25} {'states':>7}  {'verdict':<8} permitted anomaly")
     for guarantee in Guarantee:
-        searches = [explore(scene.world()) for scene in scenes(guarantee)]
-        for found in searches:
-            good &= found.holds
-            verdict = "held" if found.holds else "broken" if found.broken else "unknown"
-            permits = [f"{word}, {'reached' if word in found.reached else 'not reached'}" for word in guarantee.permits]
-            row = f"{guarantee:<14} {found.scene.name:<25} {found.states:>7,}  {verdict:<8}"
+        searches = [explore(setup.world()) for setup in setups(guarantee)]
+        for result in searches:
+            good &= result.holds
+            verdict = "held" if result.holds else "broken" if result.broken else "unknown"
+            permits = [
+                f"{word}, {'reached' if word in result.reached else 'not reached'}" for word in guarantee.permits
+            ]
+            row = f"{guarantee:<14} {result.setup.name:<25} {result.states:>7,}  {verdict:<8}"
             print(row, *permits or ["none"])
-            if found.broken:
-                stories.append((f"{guarantee}, {found.scene.name}: broken, {found.broken}", found.trace))
+            if result.broken:
+                stories.append((f"{guarantee}, {result.setup.name}: broken, {result.broken}", result.trace))
         stories += [(f"{guarantee}: {word}", trace) for word, trace in searches[0].reached.items()]
 
     print(f"\n{'guarantee':<14} {'canary':<34} {'states':>7}  caught by")
-    for name, scene in canaries():
-        found = explore(scene.world())
-        good &= found.broken is not None
-        print(f"{scene.guarantee:<14} {name:<34} {found.states:>7,}  {found.broken or 'NOTHING: the model is blind'}")
+    for name, setup in canaries():
+        result = explore(setup.world())
+        good &= result.broken is not None
+        print(f"{setup.guarantee:<14} {name:<34} {result.states:>7,}  {result.broken or 'NOTHING: the model is blind'}")
 
     for title, trace in stories:
         print(f"\nA shortest way to {title}")

@@ -1,4 +1,4 @@
-"""The Python API of a pipeline: declare it, explain it, run it, audit it, look at its dead letters.
+"""The Python API of a pipeline: declare it, explain it, run it, audit it, inspect and redrive its dead letters.
 
 ``avow.Pipeline`` is what the command line and the dashboard call, and what a notebook, a service or a scheduler calls.
 It changes nothing in the process that uses it: no environment variable, no signal handler, no standard stream. What it
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
-from avow import extras, sinks
+from avow import extras, native, sinks
 from avow.client_cache import close_clients
 from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.progress import Observer, Progress
@@ -29,19 +29,19 @@ from avow.guarantee import Guarantee
 from avow.plan import Plan, declare_checked, load_checked, plan
 from avow.settings import PipelineConfig, refused
 from avow.settings.values import Refused
-from avow.sinks.base import DeadLetter, Glimpse, Selection
+from avow.sinks.base import DeadLetter, DeadLetterPreview, Selection
 
 if TYPE_CHECKING:  # each brings Arrow, Kafka's client or Spark with it, which a bad declaration need not wait for
     from pyspark.sql import SparkSession
 
-    from avow.audit.report import Report
+    from avow.audit.report import AuditReport
     from avow.clients.receipts import Receipts
     from avow.engines.redrive import Redriven
     from avow.engines.session import SparkLease
     from avow.kafka.log import TopicPartition
     from avow.ledger import Entry
     from avow.sinks.lake.config import LakeConfig
-    from avow.sinks.lake.upkeep import Compacted, Orphan
+    from avow.sinks.lake.maintenance import Compacted, Orphan
 
 LOGGER = logging.getLogger("avow.pipeline")
 
@@ -51,7 +51,7 @@ Table = Mapping[str, Any]  # one section of a pipeline file
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run came to. The counts are the ledger's, at the end less at the beginning: where several processes share
+    """The result of a run. The counts are the ledger's, at the end less at the beginning: where several processes share
     the pipeline, or dead letters are redriven meanwhile, that is among them."""
 
     pipeline: str
@@ -136,6 +136,7 @@ class PipelineRun:
 
     def _run(self) -> None:
         began = time.monotonic()
+        native.allow(self._config.native)
         try:
             self._execute()
             self._summary = self._summed_up(time.monotonic() - began)
@@ -154,7 +155,7 @@ class PipelineRun:
 
     def _summed_up(self, seconds: float) -> RunSummary:
         with sinks.driver_sink(self._config) as store:
-            after = {tp: held.entry for tp, held in store.look().items()}
+            after = {tp: held.entry for tp, held in store.ledger_snapshot().items()}
         before = self._before if self._runs else after  # stopped before it began
         return RunSummary(
             pipeline=self._config.name,
@@ -187,12 +188,12 @@ def _engine(
     if config.engine == "consumer":
         from avow.engines import consumer
 
-        consuming = consumer.Run(config, once=once, observer=observer)
+        consuming = consumer.ConsumerRun(config, once=once, observer=observer)
         return consuming.execute, consuming.stop
     with extras.named():
-        from avow.engines.spark import Run
+        from avow.engines.spark import SparkRun
     session = _Session(config, spark, observer.event)
-    running = Run(config, session, once=once, observer=observer)
+    running = SparkRun(config, session, once=once, observer=observer)
 
     def execute() -> None:
         with session:
@@ -206,9 +207,9 @@ class _Session:
     not even be installed."""
 
     def __init__(
-        self, config: PipelineConfig, given: SparkSession | None, tell: Callable[[str], None] = LOGGER.info
+        self, config: PipelineConfig, given: SparkSession | None, on_event: Callable[[str], None] = LOGGER.info
     ) -> None:
-        self._arguments = config, given, tell
+        self._arguments = config, given, on_event
         self._lease: SparkLease | None = None
 
     def __enter__(self) -> Self:
@@ -227,7 +228,7 @@ class _Session:
 
 
 class SelectionOptions(TypedDict, total=False):
-    """Which dead letters are meant; what is not given does not matter."""
+    """A filter of dead letters; keys that are absent match any."""
 
     reason: str | None
     topic: str | None
@@ -254,24 +255,24 @@ class DeadLetterQueue:
         self._config = config
 
     def counts(self, **which: Unpack[SelectionOptions]) -> Sequence[ReasonCount]:
-        """How many there are, by reason."""
-        with sinks.dead_letters(self._config) as letters:
-            return [ReasonCount(*found) for found in letters.by_reason(_selection(which))]
+        """How many dead letters there are, by reason."""
+        with sinks.dead_letters(self._config) as reader:
+            return [ReasonCount(*row) for row in reader.by_reason(_selection(which))]
 
     def list(self, *, limit: int = 100, **which: Unpack[SelectionOptions]) -> Sequence[DeadLetter]:
-        """The first of them by topic, partition and offset, with the whole record."""
-        with sinks.dead_letters(self._config) as letters:
-            return letters.select(_selection(which), limit)
+        """The first dead letters by topic, partition and offset, with the whole record."""
+        with sinks.dead_letters(self._config) as reader:
+            return reader.select(_selection(which), limit)
 
-    def preview(self, *, limit: int = 100, **which: Unpack[SelectionOptions]) -> Sequence[Glimpse]:
-        """The same, with no more than the beginning of each value."""
-        with sinks.dead_letters(self._config) as letters:
-            return letters.glimpses(_selection(which), limit)
+    def preview(self, *, limit: int = 100, **which: Unpack[SelectionOptions]) -> Sequence[DeadLetterPreview]:
+        """The same, with only the beginning of each value."""
+        with sinks.dead_letters(self._config) as reader:
+            return reader.previews(_selection(which), limit)
 
     def get(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
-        """The one of this record; None if it is none."""
-        found = self.list(limit=1, topic=topic, partition=partition, from_offset=offset, until_offset=offset + 1)
-        return found[0] if found else None
+        """The dead letter of this record; None if it is not one."""
+        matching = self.list(limit=1, topic=topic, partition=partition, from_offset=offset, until_offset=offset + 1)
+        return matching[0] if matching else None
 
     def redrive(
         self,
@@ -281,8 +282,8 @@ class DeadLetterQueue:
         hooks: Hooks = NO_HOOKS,
         **which: Unpack[SelectionOptions],
     ) -> Redriven:
-        """Bring them into the sink after all, under the identity of their records. What is still bad stays. ``spark``
-        is only needed where the pipeline has a transform by SQL."""
+        """Write them into the sink, under the topic, partition and offset of their records. Records that are still bad
+        stay dead letters. ``spark`` is needed only if the pipeline has a SQL transform."""
         from avow.engines.redrive import redrive
 
         try:
@@ -323,11 +324,13 @@ class Pipeline:
         batch: Table | None = None,
         spark: Table | None = None,
         engine: Engine = "spark",
+        native: bool = True,
     ) -> None:
         given = {
             "name": name,
             "guarantee": guarantee,
             "engine": engine,
+            "native": native,
             "source": source,
             "decode": decode,
             "transform": transform,
@@ -340,10 +343,13 @@ class Pipeline:
         self._config = declare_checked(document, os.environ)
 
     @classmethod
-    def load(cls, path: Path | str, env: Mapping[str, str] = os.environ) -> Self:
-        """The pipeline of a file. ``env``: what ``${env:NAME}`` in it is filled in from."""
+    def load(cls, path: Path | str, env: Mapping[str, str] = os.environ, *, native: bool | None = None) -> Self:
+        """The pipeline of a file. ``env``: what ``${env:NAME}`` in it is filled in from. ``native`` takes the place of
+        the declared one."""
         self = cls.__new__(cls)
         self._config = load_checked(Path(path), env)
+        if native is not None:
+            self._config = self._config.model_copy(update={"native": native})
         return self
 
     def __repr__(self) -> str:
@@ -400,10 +406,11 @@ class Pipeline:
 
     def audit(
         self, *, spark: SparkSession | None = None, on_progress: Callable[[str], None] = lambda _: None
-    ) -> Report:
+    ) -> AuditReport:
         """Compare the topics with the sink, its dead letters and its ledger, offset by offset. Changes nothing."""
         from avow.audit.auditor import audit
 
+        native.allow(self._config.native)
         try:
             with _Session(self._config, spark) as session:
                 return audit(self._config, session, on_progress)
@@ -422,8 +429,8 @@ class Pipeline:
 
     def orphans(self, *, remove: bool = False) -> Sequence[Orphan]:
         """Files in a lake's folder that a crashed run left behind and no version of the table refers to."""
+        from avow.sinks.lake.maintenance import orphans
         from avow.sinks.lake.plugin import lake_tables
-        from avow.sinks.lake.upkeep import orphans
 
         self._lake()
         found = list(orphans(lake_tables(self._config), self.name))
@@ -433,8 +440,8 @@ class Pipeline:
 
     def compact(self) -> Compacted:
         """Merge a lake's small files into files of about ``sink.file_mb``. The pipeline may run meanwhile."""
+        from avow.sinks.lake.maintenance import compact
         from avow.sinks.lake.plugin import lake_tables
-        from avow.sinks.lake.upkeep import compact
 
         lake = self._lake()
         rows, _ = lake_tables(self._config)
@@ -448,13 +455,13 @@ class Pipeline:
         sink = self._config.sink
         if not isinstance(sink, LakeConfig):
             raise ConfigError(
-                f"sink.kind = {sink.kind!r} is not a lake", advice="Name a pipeline into delta or iceberg."
+                f"sink.kind = {sink.kind!r} is not a lake", advice="Use a pipeline with a Delta Lake or Iceberg sink."
             )
         return sink
 
     def _on(self, engine: Engine | None) -> PipelineConfig:
         if engine not in (None, "spark", "consumer"):
-            raise ConfigError(f'engine: {engine!r} is not known; "spark" or "consumer"')
+            raise ConfigError(f'engine: {engine!r} is not known; use "spark" or "consumer"')
         try:
             return self._config.on_engine(engine) if engine else self._config
         except Refused as error:

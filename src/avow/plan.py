@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from avow import formats, native
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import REST_COLUMN, PipelineConfig, Problem, declared, load
+from avow.settings import PipelineConfig, Problem, declared, load
 from avow.sinks import SINKS, SinkPlugin, plugin_of
 
 
@@ -44,6 +45,7 @@ class Plan:
     permits: tuple[Anomaly, ...]
     hops: tuple[Hop, ...]
     warnings: tuple[str, ...]
+    native: str  # whether avow-native is used
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,6 +64,7 @@ class Plan:
             for label, texts in labelled:
                 for sentence in texts:
                     lines += _wrapped(sentence, width, f"   {label:8} ")
+        lines += ["", *_wrapped(self.native, width)]
         if self.warnings:
             lines += ["", "Warnings"]
         for warning in self.warnings:
@@ -116,7 +119,15 @@ def plan(pipeline: PipelineConfig) -> Plan:
         permits=tuple(sorted(guarantee.permits)),
         hops=tuple(hops),
         warnings=tuple(_warnings(pipeline)),
+        native=_native(pipeline),
     )
+
+
+def _native(pipeline: PipelineConfig) -> str:
+    why_not = native.why_not() if pipeline.native else "native = false"
+    if why_not:
+        return f"Reads, decodes and encodes without avow-native ({why_not}): slower, otherwise the same."
+    return "Reads, decodes and encodes with avow-native's C library, on this machine."
 
 
 def _source(pipeline: PipelineConfig) -> Hop:
@@ -125,18 +136,18 @@ def _source(pipeline: PipelineConfig) -> Hop:
     lost = "Records that retention deleted before they were claimed"
     return Hop(
         "source",
-        f"Read {_topics(pipeline)} from Kafka at {source.shown('brokers')}, from the ledger's positions; where it has "
-        f"none, from {_start(source.shown('start'))}.",
+        f"Read {_topics(pipeline)} from Kafka at {source.shown('brokers')}, from the ledger's positions; partitions "
+        f"without a position from {_start(source.shown('start'))}.",
         promises=(
-            "Only committed records are read, each partition in the order of its offsets.",
+            "Only committed records are read, each partition in offset order.",
             "A first position is written to the ledger before anything is read.",
-            "A topic made again and a log cut short stop the run, by name.",
-            *(() if skips else (f"{lost} stop the run, by name.",)),
+            "A topic that was deleted and created again, or a truncated log, stops the run with its own exit code.",
+            *(() if skips else (f"{lost} stop the run with retention-loss.",)),
         ),
-        permits=(f"{lost} are claimed as skipped, and the run goes on.",) if skips else (),
+        permits=(f"{lost} are claimed as skipped, and the run continues.",) if skips else (),
         assumes=(
             "The topic is durable: replicated, min.insync.replicas 2 or more, no unclean leader election.",
-            "A message that its producer sent twice is two records.",
+            "A message that its producer wrote twice counts as two records.",
         ),
     )
 
@@ -162,13 +173,8 @@ def _start(start: Any) -> str:
             return f"the declared offsets of {count} partition(s), and the earliest offset of any other"
 
 
-_UNKNOWN_FIELDS = {
-    "reject": "A JSON field that is not declared makes the record a dead letter.",
-    "ignore": "A JSON field that is not declared is left out.",
-    "keep": f"A JSON field that is not declared goes into the column {REST_COLUMN}.",
-}
 _TOMBSTONES = {
-    "delete": "A null value deletes its row.",
+    "delete": "A null value deletes the row of its key.",
     "dead-letter": "A null value makes the record a dead letter.",
     "skip": "A record with a null value is counted as skipped.",
     "keep": "A record with a null value becomes a row of nulls.",
@@ -176,20 +182,17 @@ _TOMBSTONES = {
 
 
 def _decode(pipeline: PipelineConfig) -> Hop:
-    decode = pipeline.decode
-    json = decode.format == "json"
+    does, *promises = formats.plugin_of(pipeline).explain(pipeline)
     deletes = pipeline.tombstones == "delete"
     return Hop(
         "decode",
-        f"Read each value as JSON into the {len(decode.columns)} declared column(s)."
-        if json
-        else f"Take each record as it is into the columns key and value ({decode.columns}).",
+        does,
         promises=(
-            "Nothing is nulled, rounded or cut: a value that does not fit makes its record a dead letter.",
-            *((_UNKNOWN_FIELDS[decode.unknown_fields],) if json else ()),
+            "No value is rounded, truncated or set to null: a value that does not fit makes its record a dead letter.",
+            *promises,
             _TOMBSTONES[pipeline.tombstones],
         ),
-        assumes=("The key of a record with a null value names the row in sink.key's own terms.",) if deletes else (),
+        assumes=("The key of a record with a null value contains the columns of sink.key.",) if deletes else (),
     )
 
 
@@ -201,12 +204,12 @@ def _transform(pipeline: PipelineConfig) -> Hop:
         "transform",
         f"Pass the records through {how}.",
         promises=(
-            "Every row keeps the identity of its record; a record that it leaves out is counted as skipped.",
-            "A wide one (join, grouping, sorting over records) is refused when the run starts.",
+            "Every row keeps the lineage of its record; a record without a row is counted as skipped.",
+            "A wide transform (join, grouping, sorting over records) is refused when the run starts.",
         ),
         assumes=(
-            "It gives the same rows for the same record, whenever it runs.",
-            *((f"It keeps or makes the key: {keys}, never null.",) if keys else ()),
+            "The transform is deterministic: it gives the same rows for the same record.",
+            *((f"The transform outputs the key columns {keys}, never null.",) if keys else ()),
         ),
     )
 
@@ -220,7 +223,8 @@ def _sink(pipeline: PipelineConfig) -> Hop:
         f"{sink.title} {pipeline.sink.target}, {pipeline.sink.mode}: {_order(guarantee)}.",
         promises=(
             offer.notes[guarantee],
-            "A claimed offset is never written again, and none is passed over: a claim starts where the last ended.",
+            "A claimed offset is never written again, and no offset is skipped: each claim starts where the last one "
+            "ended.",
         ),
         permits=tuple(_PERMITTED[anomaly] for anomaly in sorted(guarantee.permits)),
         assumes=sink.assumes,
@@ -228,7 +232,7 @@ def _sink(pipeline: PipelineConfig) -> Hop:
 
 
 _PERMITTED = {
-    Anomaly.LOST: "lost: a crash between claim and write loses what was claimed and not yet written.",
+    Anomaly.LOST: "lost: a crash between claim and write loses the claimed records that are not written yet.",
     Anomaly.DUPLICATED: "duplicated: a crash between write and claim writes the same records again.",
 }
 
@@ -244,8 +248,8 @@ def _dead_letters(pipeline: PipelineConfig) -> Hop:
     sink = plugin_of(pipeline)
     return Hop(
         "dead letters",
-        f"Keep each record that cannot be taken in {sink.dead_letter_place(pipeline)}, with its bytes, headers and the "
-        "reason.",
+        f"Store each record that cannot be decoded or written in {sink.dead_letter_place(pipeline)}, with its bytes, "
+        "headers and the reason.",
         promises=(
             sink.dead_letter_promise,
             "read = written + dead + skipped, per partition and in total.",
@@ -259,18 +263,20 @@ def _positions(pipeline: PipelineConfig) -> Hop:
     if plugin_of(pipeline).ledger_in_group:
         return Hop(
             "positions",
-            f"Keep each position as the committed offset of the Kafka group {pipeline.shown('name')}, the ledger.",
+            f"Store each position as a committed offset of the consumer group {pipeline.shown('name')}, which is the "
+            "ledger.",
             promises=(
-                "Every claim is a transaction under an id of its partition: a zombie's late claim is refused.",
-                "An offset that somebody else committed there stops the run; so does a consumer that has joined.",
+                "Every claim is a transaction with a transactional.id per partition, so a zombie's late claim is "
+                "fenced.",
+                "An offset that another client committed to the group, or a consumer that joined it, stops the run.",
             ),
             assumes=("The group is reserved for this pipeline.",),
         )
     return Hop(
         "positions",
-        f"Tell the Kafka group {pipeline.shown('name')} each position after its claim, for lag tools.",
-        promises=("The group is told and never asked: the truth is the ledger in the sink.",),
-        permits=("What the group shows can lie behind the ledger, never ahead of it.",),
+        f"Commit each position to the consumer group {pipeline.shown('name')} after its claim, for lag tools.",
+        promises=("The group's offsets are never read back: a run starts from the ledger in the sink.",),
+        permits=("The group's offsets can be behind the ledger, but never ahead of it.",),
         assumes=("No other consumer uses this group.",),
     )
 
@@ -280,20 +286,23 @@ def _warnings(pipeline: PipelineConfig) -> Iterator[str]:
     if guarantee is Guarantee.AT_MOST_ONCE:
         yield "at-most-once: records can be lost after a crash."
     if guarantee is Guarantee.AT_LEAST_ONCE and mode == "append":
-        absorb = " dedupe or upsert would absorb them." if len(plugin_of(pipeline).offers) > 1 else ""
+        absorb = " dedupe or upsert would discard them." if len(plugin_of(pipeline).offers) > 1 else ""
         yield f"at-least-once with append: duplicates are possible after a crash.{absorb}"
     if mode == "upsert" and guarantee is not Guarantee.EXACTLY_ONCE:
-        yield "upsert: a deleted row leaves no offset behind, so a late replay can bring it back. exactly-once cannot."
+        yield (
+            "upsert: a deleted row leaves no offset to compare with, so a late replay can restore it; not under "
+            "exactly-once."
+        )
     if mode != "append":
-        yield f"{mode}: a key that appears in two partitions has no order between them; {_WINNER[mode]}."
+        yield f"{mode}: records of one key in two partitions have no order; {_WINNER[mode]}."
     if pipeline.source.on_data_loss == "skip":
-        yield 'source.on_data_loss = "skip": what retention deletes too early is passed over, and recorded as skipped.'
+        yield 'source.on_data_loss = "skip": records that retention deletes before their claim are counted as skipped.'
     if pipeline.source.start == "latest":
-        yield 'source.start = "latest": what is in the topic before the first run is not read.'
+        yield 'source.start = "latest": records from before the first run are not read.'
     for key in pipeline.secrets_in_file:
-        yield f'{key} holds a secret in the file itself: put it into the environment and write "${{env:NAME}}".'
+        yield f'{key} contains a secret in the file: put it into an environment variable and write "${{env:NAME}}".'
     if "max_share" not in pipeline.dead_letters.model_fields_set:
-        yield f"dead_letters.max_share is not declared: {pipeline.dead_letters.max_share:.0%} is assumed."
+        yield f"dead_letters.max_share is not declared: the default is {pipeline.dead_letters.max_share:.0%}."
     if pipeline.dead_letters.max_share == 1:
         yield "dead_letters.max_share = 1: the run never stops, even if every record is bad."
     yield from plugin_of(pipeline).warnings(pipeline)

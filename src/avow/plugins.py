@@ -1,15 +1,15 @@
-"""Plugins by the word that a pipeline file has for them: ``sink.kind``.
+"""Plugins by the word that a pipeline file has for them: ``decode.format`` and ``sink.kind``.
 
-avow's own are in the table below, and those of other packages are entry points of the group ``avow.sinks``. The table
-and not entry points for our own: they are then found wherever the package is, also where it has no installed metadata
-(a source tree, a zip file on Spark's executors), and no command reads the metadata of every installed package to find
-them. An entry point does not take the place of one of ours.
+avow's own are in the tables below, and those of other packages are entry points of the groups ``avow.formats`` and
+``avow.sinks``. Tables and not entry points for our own: they are then found wherever the package is, also where it has
+no installed metadata (a source tree, a zip file on Spark's executors), and no command reads the metadata of every
+installed package to find them. An entry point does not take the place of one of ours.
 
-A plugin's module is imported when it is asked for, and must not import the client that it writes with: ``avow plan``
-and the reading of a pipeline file need none.
+A plugin's module is imported when it is asked for, and must not import the client that it works with: ``avow plan`` and
+the reading of a pipeline file need none.
 
-Owns: finding them. Must not know: what a plugin is. Neighbours: ``settings`` (which reads ``[sink]`` by the plugin's
-``Config``) and ``sinks`` (which opens them).
+Owns: finding them. Must not know: what a plugin is. Neighbours: ``settings`` (which reads ``[decode]`` and ``[sink]``
+by the plugins' ``Config``), ``formats`` and ``sinks`` (which open them).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
+from avow import extras
 from avow.errors import ConfigError
 
 
@@ -47,6 +48,10 @@ class Registry(Mapping[str, Any]):
     def _others(self) -> list[str]:
         return [name for name in _entry_points(self._group) if name not in self._own]
 
+    def forget(self) -> None:
+        """Plugins of other packages are looked up anew."""
+        self._loaded = {name: plugin for name, plugin in self._loaded.items() if name in self._own}
+
 
 @cache
 def _entry_points(group: str) -> Mapping[str, str]:
@@ -59,11 +64,23 @@ def load(place: str, what: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
+        missing = extras.missing(error.name) if isinstance(error, ModuleNotFoundError) else None
         raise ConfigError(
             f"the plugin {what} cannot be loaded from {place}: {error}",
-            advice="Install what it needs, or uninstall the package that brings it.",
+            advice=missing.advice
+            if missing
+            else "Install its dependencies, or uninstall the package that provides it.",
         ) from error
 
+
+FORMATS = Registry(
+    "avow.formats",
+    {
+        "json": "avow.formats.json.plugin:JSON",
+        "raw": "avow.formats.raw.plugin:RAW",
+        "string": "avow.formats.raw.plugin:STRING",
+    },
+)
 
 SINKS = Registry(
     "avow.sinks",
@@ -74,3 +91,10 @@ SINKS = Registry(
         "kafka": "avow.sinks.kafka.plugin:KAFKA",
     },
 )
+
+
+def forget() -> None:
+    """What is installed has changed."""
+    _entry_points.cache_clear()
+    for registry in (FORMATS, SINKS):
+        registry.forget()

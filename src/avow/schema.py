@@ -152,12 +152,14 @@ class _Parser:
 
     def schema(self) -> Schema:
         if self._peek.kind == "end":
-            raise ConfigError("no column is declared", advice='For example "id long not null, note string".')
+            raise ConfigError(
+                "no column is declared", advice='Declare columns, for example "id long not null, note string".'
+            )
         fields = self._fields(closing="", depth=0)
         if self._peek.kind != "end":
             self._fail(
                 f"{self._seen} after its type",
-                "Columns are separated by commas; after a type comes `not null` or nothing.",
+                "Separate columns by commas; a type can be followed by `not null` only.",
             )
         return Schema(fields)
 
@@ -171,10 +173,10 @@ class _Parser:
         if rest:
             where = f"at character {len(text) - len(rest) + 1}"
             if rest.startswith("`"):
-                raise ConfigError(f"the backtick {where} is never closed", advice="Write ` inside a name as ``.")
+                raise ConfigError(f"the backtick {where} is not closed", advice="Write ` inside a name as ``.")
             raise ConfigError(
                 f"{rest[0]!r} {where} is not part of a schema",
-                advice="A name of other characters than letters, digits and _ stands in backticks.",
+                advice="Put a name with other characters than letters, digits and _ in backticks.",
             )
         yield _Token("end", "")
 
@@ -201,7 +203,7 @@ class _Parser:
 
     def _expect(self, mark: str, form: str) -> None:
         if not self._accept(mark):
-            self._fail(f"{self._seen} where {mark!r} is due", f"The form is {form}.")
+            self._fail(f"{self._seen} instead of {mark!r}", f"The syntax is {form}.")
 
     def _fail(self, wrong: str, allowed: str) -> NoReturn:
         raise ConfigError(f"column {self._column}: {wrong}", advice=allowed)
@@ -215,7 +217,7 @@ class _Parser:
             field = self._field(depth)
             # Spark compares names without case, so two that differ only in case would be one.
             if field.name.lower() in names:
-                self._fail(f"the name {field.name!r} is there twice", "Names must differ by more than case.")
+                self._fail(f"the name {field.name!r} is declared twice", "Names must differ by more than case.")
             names.add(field.name.lower())
             fields.append(field)
             if not self._accept(","):
@@ -230,7 +232,7 @@ class _Parser:
         kind = self._type(depth)
         required = self._accept("not")
         if required and not self._accept("null"):
-            self._fail(f"{self._seen} after `not`", "The form is `not null`.")
+            self._fail(f"{self._seen} after `not`", "The syntax is `not null`.")
         return Field(name, kind, required)
 
     def _name(self) -> str:
@@ -238,18 +240,19 @@ class _Parser:
         if token.kind == "quoted":
             name = token.text[1:-1].replace("``", "`")
             if not name:
-                self._fail("an empty name", "A name has at least one character.")
+                self._fail("the name is empty", "A name has at least one character.")
             if any(unicodedata.category(character) == "Cc" for character in name):
                 self._fail(
-                    f"the name {name!r} holds a control character",
-                    "Any other character may stand in backticks.",
+                    f"the name {name!r} contains a control character",
+                    "Any other character is allowed in backticks.",
                 )
             return name
         if token.kind != "word" or not _BARE.fullmatch(token.text):
             seen = repr(token.text) if token.text else "the end"
             self._fail(
-                f"{seen} where a name is due",
-                "A name is letters, digits and _, not first a digit; any other stands in backticks.",
+                f"{seen} instead of a name",
+                "A name consists of letters, digits and _ and does not start with a digit; put any other name in "
+                "backticks.",
             )
         return token.text
 
@@ -265,7 +268,7 @@ class _Parser:
             if depth == MAX_DEPTH:
                 self._fail(
                     f"nested more than {MAX_DEPTH} deep",
-                    f"At most {MAX_DEPTH} arrays, maps and structs inside one another.",
+                    f"Nest at most {MAX_DEPTH} arrays, maps and structs.",
                 )
             self._take()
             return self._nested(word, depth + 1)
@@ -282,7 +285,7 @@ class _Parser:
         self._expect(")", form)
         if not (1 <= precision <= MAX_PRECISION and scale <= precision):
             self._fail(
-                f"decimal({precision},{scale}) cannot be",
+                f"decimal({precision},{scale}) is not valid",
                 f"The precision is 1 to {MAX_PRECISION}, the scale at most the precision.",
             )
         return Decimal(precision, scale)
@@ -291,7 +294,7 @@ class _Parser:
         token = self._peek
         # Three digits are enough for any precision, and keep int() away from a thousand of them.
         if token.kind != "word" or not re.fullmatch("[0-9]{1,3}", token.text):
-            self._fail(f"{self._seen} where a number is due", f"The form is {form}.")
+            self._fail(f"{self._seen} instead of a number", f"The syntax is {form}.")
         return int(self._take().text)
 
     def _nested(self, word: str, depth: int) -> Type:

@@ -44,6 +44,10 @@ def test_no_extra_is_installed(avow: Path) -> None:
     assert "Usage:" in did(avow, "--help")
 
 
+def test_the_wheel_has_the_javascript_of_the_dashboard(avow: Path) -> None:
+    did(avow.with_name("python"), "-c", "from avow.dashboard import assets; assets.check()")
+
+
 def test_a_pipeline_into_postgresql(avow: Path, scenario: Callable[..., Scenario]) -> None:
     s = scenario(partitions=2)
     s.produce([*(payment(n) for n in range(500)), b'{"id": 500, "account": "a", "more": 1}'])

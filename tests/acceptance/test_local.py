@@ -135,7 +135,7 @@ def test_a_taken_port_is_named(folder: Path) -> None:
         port = taken.getsockname()[1]
         up = avow("up", "--brokers", "1", "--kafka-port", str(port), "--dir", folder)
     assert up.returncode == 3
-    assert f"error: port {port} is taken" in up.stderr
+    assert f"error: port {port} is in use" in up.stderr
     assert "what to do:" in up.stderr
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_cannot_start_says_why_with_its_log(folder: Path) -> None:
     (folder / "broker-1" / "data" / "meta.properties").write_text("version=1\nnode.id=7\ncluster.id=x\n")
     up = avow("up", "--dir", folder)
     assert up.returncode == 3
-    assert "broker-1 did not stay up; the end of its log:" in up.stderr
+    assert "broker-1 ended right after its start; the end of its log:" in up.stderr
     assert "node" in up.stderr
     assert str(folder / "broker-1" / "log") in up.stderr
 

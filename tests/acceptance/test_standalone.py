@@ -5,6 +5,9 @@ Executors, workers and the driver are killed with kill -9. Read back with psycop
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ import pytest
 from tests.fix_pipeline import Scenario, payment
 
 from avow.local.cluster import PortPicker
-from avow.local.part import State
+from avow.local.part import PartState
 from avow.local.standalone import Standalone
 
 pytestmark = pytest.mark.cluster
@@ -88,6 +91,37 @@ def test_a_job_that_spark_gives_up_starts_again_from_the_ledger(scenario: Make, 
     assert used == spark.workers, "both had an executor"
 
 
+API = """
+import json, sys
+import avow
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master(sys.argv[2]).config("spark.sql.session.timeZone", "UTC")
+for setting in sys.argv[3:]:
+    builder = builder.config(*setting.split("=", 1))
+spark = builder.getOrCreate()
+p = avow.Pipeline.load(sys.argv[1])
+summary = p.run(once=True, spark=spark)
+print(json.dumps([spark.sparkContext.master, summary.written, summary.dead, p.audit(spark=spark).verdict]))
+spark.stop()
+"""
+
+
+@pytest.mark.long
+def test_the_python_api_with_a_session_of_the_caller(scenario: Make, spark: Standalone) -> None:
+    s = scenario()
+    s.produce(b"{bad" if n % 500 == 7 else payment(n) for n in range(RECORDS))
+    path = s.file(transform='sql = "SELECT *, amount * 100 AS cents FROM records"')
+    settings = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.executor.memory=512m"]
+    env = {**os.environ, "DATABASE_URL": s.url, "PYSPARK_PYTHON": sys.executable, "TMPDIR": str(s.folder)}
+    command = [sys.executable, "-c", API, str(path), spark.url, *settings]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    bad = RECORDS // 500
+    assert json.loads(done.stdout.splitlines()[-1]) == [spark.url, RECORDS - bad, bad, "held"]
+    assert s.ids() == dict.fromkeys((n for n in range(RECORDS) if n % 500 != 7), 1)
+
+
 TRANSFORM = """
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -129,7 +163,7 @@ def test_an_executor_a_worker_and_the_driver_killed_in_mid_run(scenario: Make, s
     s.wait_for_rows(count(s) + 3_000)
     assert spark.workers[1].executors(), "the other one still works"
     spark.workers[1].kill()
-    assert spark.workers[1].state is State.DOWN
+    assert spark.workers[1].state is PartState.DOWN
     s.wait_for_rows(count(s) + 3_000)
     s.kill(child)
     assert count(s) < MANY, "in mid-run"

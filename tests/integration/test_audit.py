@@ -29,12 +29,12 @@ from pyspark.sql import SparkSession
 from tests.fix_pipeline import Scenario, session_spark
 
 from avow.audit import auditor
+from avow.audit.archive import files, read
 from avow.audit.auditor import audit
 from avow.audit.judge import Verdict
-from avow.audit.kept import files, read
-from avow.audit.report import Report
+from avow.audit.report import AuditReport
 from avow.engines.spark import sink_fields, work_frame
-from avow.engines.task import Work
+from avow.engines.task import BatchWork
 from avow.errors import SourceError
 from avow.findings import Kind, permits
 from avow.kafka import metadata
@@ -44,9 +44,9 @@ from avow.ledger import Entry, OffsetRange
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.settings import PipelineConfig
-from avow.sinks.postgres.store import Store
+from avow.sinks.postgres.driver import PostgresDriver
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
 
 SCHEMA = "id long not null, account string, amount decimal(12,2), tags array<string>"
 Found = dict[tuple[Kind, int], list[tuple[int, int]]]  # kind and partition -> ranges
@@ -57,7 +57,7 @@ def value(number: int, account: str = "acc") -> bytes:
     return json.dumps(row).encode()
 
 
-def comparable(report: Report) -> Report:
+def comparable(report: AuditReport) -> AuditReport:
     """Without what may differ: the time it took, and how a failure of the sink is put that ended it."""
     if not report.partitions:
         report = replace(report, sentence="", advice="")
@@ -100,7 +100,7 @@ class World:
     def deliver(self, *cuts: int) -> None:
         """Bring everything into the table as a run does, in batches that end at these offsets of each partition."""
         pipeline = self.pipeline()
-        with Store(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
+        with PostgresDriver(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
             store.prepare()
             fields, rest = sink_fields(self.spark, pipeline)
             store.prepare_table(fields, rest=rest)
@@ -121,7 +121,7 @@ class World:
         if not ranges:
             return
         pipeline = self.pipeline()
-        reports = work_frame(self.spark, Work(pipeline, run, batch, ranges)).collect()
+        reports = work_frame(self.spark, BatchWork(pipeline, run, batch, ranges)).collect()
         assert [report.message for report in reports if report.stop] == []
 
     def sql(self, statement: str, *values: Any) -> list[Any]:
@@ -130,7 +130,7 @@ class World:
             done = connection.execute(statement.replace("TABLE_", f'"{self.name}"'), values)
             return done.fetchall() if done.description else []
 
-    def audit(self, guarantee: str = "exactly-once", **sections: str) -> Report:
+    def audit(self, guarantee: str = "exactly-once", **sections: str) -> AuditReport:
         """On Spark; and in this process it finds the same."""
         pipeline = self.pipeline(guarantee, **sections)
         report = audit(pipeline, lambda: self.spark)
@@ -172,7 +172,7 @@ def make(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable
     def world(partitions: int = 2, topic_config: dict[str, str] | None = None, **sections: str) -> World:
         topic, name = f"t-{uuid4().hex[:12]}", f"p_{uuid4().hex[:10]}"
         client = metadata.admin(cluster.bootstrap)
-        new = NewTopic(topic, partitions, config=topic_config or {})
+        new = NewTopic(topic, partitions, 1, config=topic_config or {})
         client.create_topics([new], operation_timeout=30)[topic].result()
         made = World(cluster, None, tmp_path_factory.mktemp(name), topic, name, sections)  # type: ignore[arg-type]
         made.spark = session_spark(made.pipeline())
@@ -338,7 +338,7 @@ class TestAppend:
         planted.sql(INSERT.format(id=1, partition=0, offset=4).replace("_kafka_topic,", "'elsewhere',", 1))
         report = planted.audit()
         assert (report.verdict, report.findings) == (Verdict.HELD, ())
-        assert "1 rows are of topics that this pipeline does not read" in report.notes[0]
+        assert "1 rows were not audited: they come from topics that this pipeline does not read" in report.notes[0]
 
 
 def test_lost_between_claim_and_write(make: Callable[..., World]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -17,7 +18,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from avow.errors import LocalError
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
-from avow.local.part import State
+from avow.local.part import PartState
 
 pytestmark = pytest.mark.cluster
 
@@ -33,6 +34,16 @@ def partition_of(client: AdminClient, topic: str) -> metadata.Partition:
     """Its one. A broker learns of a topic a moment after another has made it."""
     eventually(lambda: any(p.topic == topic for p in metadata.view(client).partitions))
     return next(p for p in metadata.view(client).partitions if p.topic == topic)
+
+
+def test_the_class_archive_is_really_used(cluster: Cluster) -> None:
+    """An archive that does not fit is ignored by Java without a word, so a JVM with a node's command is asked."""
+    process = cluster.brokers()[0].process()
+    assert process is not None
+    command = process.cmdline()
+    again = [*command[: command.index("kafka.Kafka")], "-Xlog:class+load", "kafka.tools.StorageTool", "random-uuid"]
+    loaded = subprocess.run(again, capture_output=True, text=True, check=True).stdout
+    assert loaded.count("source: shared objects file (top)") > 100, command
 
 
 def read_all(cluster: Cluster, topic: str, isolation: str = "read_committed") -> list[bytes]:
@@ -60,7 +71,7 @@ def read_all(cluster: Cluster, topic: str, isolation: str = "read_committed") ->
 
 
 def test_topics_are_replicated_thrice_and_need_two_in_sync(cluster: Cluster, make_topic: Callable[..., str]) -> None:
-    topic = make_topic()
+    topic = make_topic(replicas=3)
     client = metadata.admin(cluster.bootstrap)
     partition = partition_of(client, topic)
     assert sorted(partition.replicas) == [1, 2, 3]
@@ -98,7 +109,7 @@ def test_status_names_every_part(cluster: Cluster) -> None:
     status = cluster.status()
     assert status.all_up
     assert [part.name for part in status.parts] == ["broker-1", "broker-2", "broker-3", "postgres"]
-    assert {part.state for part in status.parts} == {State.UP}
+    assert {part.state for part in status.parts} == {PartState.UP}
     assert [part.version.partition(".")[0] for part in status.parts] == ["4", "4", "4", "18"]
     assert all(part.pid and part.disk_bytes > 0 for part in status.parts)
     assert status.controller in (1, 2, 3)
@@ -122,7 +133,7 @@ def test_a_killed_node_is_seen_down_records_stay_and_it_comes_back(
     assert not psutil.pid_exists(pid)
     status = healthy.status()
     assert not status.all_up
-    assert [part.name for part in status.parts if part.state is State.DOWN] == [leader]
+    assert [part.name for part in status.parts if part.state is PartState.DOWN] == [leader]
     producer.produce(topic, b"meanwhile")
     assert producer.flush(60) == 0, "two of three in sync are enough"
     assert read_all(healthy, topic) == [b"before", b"meanwhile"]
@@ -169,7 +180,7 @@ def test_postgres_killed_loses_nothing_committed(healthy: Cluster, database: psy
     database.execute("CREATE TABLE survives AS SELECT 42 AS answer")
     postgres = healthy.part("postgres")
     postgres.kill()
-    assert postgres.state is State.DOWN
+    assert postgres.state is PartState.DOWN
     with pytest.raises(psycopg.OperationalError):
         database.execute("SELECT 1")
     healthy.start("postgres")
@@ -184,21 +195,21 @@ def test_a_part_restarts_by_name(healthy: Cluster, name: str) -> None:
     before = healthy.part(name).pid
     healthy.restart(name)
     assert healthy.part(name).pid not in (None, before)
-    assert healthy.part(name).state is State.UP
+    assert healthy.part(name).state is PartState.UP
 
 
 def test_postgres_paused_does_not_answer_until_resumed(healthy: Cluster) -> None:
     postgres = healthy.postgres()
     assert postgres
     postgres.pause()
-    assert postgres.state is State.PAUSED
+    assert postgres.state is PartState.PAUSED
     assert postgres.version() is None
     postgres.resume()
     assert (postgres.version() or "").startswith("18")
 
 
 def test_an_unknown_part_is_named_with_the_known_ones(cluster: Cluster) -> None:
-    with pytest.raises(LocalError, match=r"no part named broker-9; there are broker-1, .* postgres"):
+    with pytest.raises(LocalError, match=r"no part named broker-9; its parts: broker-1, .* postgres"):
         cluster.part("broker-9")
 
 

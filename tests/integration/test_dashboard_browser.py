@@ -22,19 +22,21 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from tests.fix_dashboard import small_proof
 from tests.fix_pipeline import Scenario, payment
 
+from avow.audit.archive import keep
 from avow.audit.judge import Verdict
-from avow.audit.kept import keep
-from avow.audit.report import Report
+from avow.audit.report import AuditReport
 from avow.guarantee import Guarantee
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("dashboard_browser")]
 
 PATIENCE_MS = 60_000
+WIDE: ViewportSize = {"width": 1280, "height": 800}
+NARROW: ViewportSize = {"width": 390, "height": 800}
 HOSTILE = b"<script>window.hurt = 1</script><svg onload='window.hurt = 1'></svg><img src=x onerror='window.hurt = 1'>"
 
 
@@ -53,17 +55,13 @@ TRAP = "Object.defineProperty(window, 'hurt', { set() { console.error('a record 
 
 
 @contextmanager
-def visiting(
-    browser: Browser, address: str, *, dark: bool = False, width: int = 1280, refused: bool = False
-) -> Iterator[Page]:
+def visiting(browser: Browser, address: str, *, refused: bool = False) -> Iterator[Page]:
     """A page that must not complain, ask another host, or run what it shows.
 
     ``refused``: that an answer is a refusal may be told, as browsers do.
     """
     wrong: list[str] = []
-    context = browser.new_context(
-        base_url=address, viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
-    )
+    context = browser.new_context(base_url=address, viewport=WIDE, color_scheme="light")
     context.set_default_timeout(PATIENCE_MS)
     context.add_init_script(TRAP)
     page = context.new_page()
@@ -92,8 +90,8 @@ def stage(scenario: Callable[..., Scenario], cluster: Cluster, tmp_path: Path) -
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(one.topic, 0, 50)])
     client.alter_consumer_group_offsets([request])[group].result()
     evidence = tmp_path / "evidence"
-    sentence = "held: 302 records, and each is where exactly-once promises it."
-    keep(Report(one.name, Guarantee.EXACTLY_ONCE, "append", Verdict.HELD, sentence, ""), evidence)
+    sentence = "held: 302 records, each delivered as exactly-once promises."
+    keep(AuditReport(one.name, Guarantee.EXACTLY_ONCE, "append", Verdict.HELD, sentence, ""), evidence)
     small_proof(evidence)
     return one
 
@@ -108,8 +106,8 @@ def paths(one: Scenario, page: Page) -> dict[str, str]:
     return {
         "pipelines": "/pipelines",
         "pipeline": f"/pipelines/{one.name}",
-        "dead-letters": f"/pipelines/{one.name}/letters",
-        "dead-letter": f"/pipelines/{one.name}/letters/{one.topic}/0/150",
+        "dead-letters": f"/pipelines/{one.name}/dead-letters",
+        "dead-letter": f"/pipelines/{one.name}/dead-letters/{one.topic}/0/150",
         "job": "/jobs/1",
         "cluster": "/cluster",
         "topics": "/topics",
@@ -129,7 +127,7 @@ def paths(one: Scenario, page: Page) -> dict[str, str]:
     }
 
 
-def shown(page: Page, name: str, path: str) -> None:
+def load_whole(page: Page, name: str, path: str) -> None:
     """A page, as soon as all of it is there."""
     page.goto(path)
     page.locator("h1").wait_for()
@@ -146,18 +144,18 @@ def test_every_page_in_light_and_dark_and_on_a_narrow_screen(
     address = serve(stage.folder / "pipeline.toml")
     shots = Path(os.environ.get("AVOW_SCREENSHOTS", tmp_path / "screenshots"))
     with visiting(browser, address) as page:
-        page.goto(f"/pipelines/{stage.name}/letters")
+        page.goto(f"/pipelines/{stage.name}/dead-letters")
         page.get_by_role("button", name="Redrive 2").click()
         page.get_by_text("2 still dead letters").wait_for()
         every = paths(stage, page)
-    for dark in (False, True):
-        with visiting(browser, address, dark=dark, refused=True) as page:
-            for name, path in every.items():
-                shown(page, name, path)
-                page.screenshot(path=shots / f"{name}-{'dark' if dark else 'light'}.png")
-    with visiting(browser, address, width=390, refused=True) as page:
+    with visiting(browser, address, refused=True) as page:
         for name, path in every.items():
-            shown(page, name, path)
+            page.set_viewport_size(WIDE)
+            load_whole(page, name, path)
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                page.screenshot(path=shots / f"{name}-{scheme}.png")
+            page.set_viewport_size(NARROW)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"
             if name in ("pipelines", "pipeline", "dead-letters", "messages", "tail"):
                 assert not page.evaluate(SIDEWAYS), f"{name} has a table that has to be moved sideways"
@@ -175,7 +173,7 @@ def test_with_a_token_and_without_tls(serve: Callable[..., str], browser: Browse
         page.wait_for_url("**/login?next=/cluster")
         page.get_by_label("Token").fill("another one")
         page.get_by_role("button", name="Enter").click()
-        page.get_by_text("That is not the token.").wait_for()
+        page.get_by_text("Wrong token.").wait_for()
         page.get_by_label("Token").fill(token)
         page.get_by_role("button", name="Enter").click()
         page.wait_for_url("**/cluster")
@@ -255,7 +253,7 @@ def test_a_person_looks_around_and_changes_things(
         page.locator("#tail-rows td.value", has_text="while nobody looked").wait_for()
         page.get_by_role("link", name="Stop").click()
         page.get_by_label("Search in key, value and headers").fill('{"n": 0}')
-        page.get_by_role("button", name="Look").click()
+        page.get_by_role("button", name="Show", exact=True).click()
         page.locator("td.value", has_text='{"n": 0}').wait_for()
         # What is typed chooses where to begin, and another choice takes it away.
         begin, offset, moment = (page.locator(f"[name={field}]") for field in ("at", "offset", "time"))
@@ -265,7 +263,7 @@ def test_a_person_looks_around_and_changes_things(
         assert (begin.input_value(), offset.input_value()) == ("time", "")
         begin.select_option("oldest")
         assert moment.input_value() == ""
-        page.get_by_role("button", name="Look").click()
+        page.get_by_role("button", name="Show", exact=True).click()
         page.wait_for_url("**at=oldest**")
         page.locator("td.value", has_text='{"n": 0}').wait_for()
         page.goto(f"/topics/{name}")
@@ -298,7 +296,7 @@ def test_a_pipeline_is_followed_and_its_dead_letter_redriven(
         page.locator(".pill.moving").wait_for()
         page.locator(".chart canvas").first.wait_for()
         page.get_by_label("Offset", exact=True).fill("150")
-        page.get_by_role("button", name="Ask the ledger").click()
+        page.get_by_role("button", name="Find", exact=True).click()
         page.locator("#receipt", has_text="Dead-lettered").wait_for()
 
         page.get_by_role("link", name="Dead letters").click()
@@ -322,7 +320,7 @@ def test_the_fault_is_placed_by_hand(serve: Callable[..., str], browser: Browser
         assert page.locator(".frame.now", has_text="claims [0, 3)").count() == 1
         page.locator(".choice", has_text="exactly-once").click()
         page.locator(".story li", has_text="writes 0, 1, 2 and claims").get_by_text("fault here").click()
-        page.locator("#outcome", has_text="Every record is there once").wait_for()
+        page.locator("#outcome", has_text="Every record is in the sink once").wait_for()
         # Nothing can be changed here, and nothing offers to.
         assert page.get_by_text("read-only").is_visible()
         for path in ("/topics", "/pipelines", "/groups"):

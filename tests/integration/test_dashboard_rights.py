@@ -15,14 +15,14 @@ from confluent_kafka.cimpl import NewTopic
 from tests.authorizer import Authorizing, authorizing
 
 from avow.dashboard import messages
-from avow.dashboard.guard import Rules
-from avow.dashboard.house import House
+from avow.dashboard.guard import AccessRules
 from avow.dashboard.jobs import Jobs
+from avow.dashboard.state import AppState
 from avow.dashboard.watch import Watch, _processes
 from avow.kafka import metadata
 from avow.settings import cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("dashboard_rights")]
 
 TOPIC, CLOSED = "readable", "described"
 
@@ -45,34 +45,34 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authorizing]:
 
 
 @pytest.fixture
-def house(broker: Authorizing, tmp_path: Path) -> Iterator[House]:
+def state(broker: Authorizing, tmp_path: Path) -> Iterator[AppState]:
     source = cluster(broker.bootstrap, broker.login())
-    one = House(Rules(), source, Watch(timeout_s=30), Jobs(dict(os.environ)), [tmp_path], 30)
+    one = AppState(AccessRules(), source, Watch(timeout_s=30), Jobs(dict(os.environ)), [tmp_path], 30)
     yield one
     one.close()
 
 
-def test_records_are_browsed_without_a_right_to_any_group(house: House) -> None:
+def test_records_are_browsed_without_a_right_to_any_group(state: AppState) -> None:
     """librdkafka asks for the coordinator of its group all the time; whoever may not is told so among the records."""
     until = time.monotonic() + 2  # the refusal comes when the first records have been read already
     while time.monotonic() < until:
-        found = messages.messages(house, messages.MessagesAsk(topic=TOPIC))
+        found = messages.messages(state, messages.MessagesParams(topic=TOPIC))
         assert [one.offset for one in found.messages] == [2, 1, 0]
-        assert messages.message(house, messages.MessageAsk(topic=TOPIC, partition=0, offset=1)).offset == 1
-    rows = messages.tail(house, messages.TailAsk(topic=TOPIC, onwards="0:0"), lambda: False)
+        assert messages.message(state, messages.MessageParams(topic=TOPIC, partition=0, offset=1)).offset == 1
+    rows = messages.tail(state, messages.TailParams(topic=TOPIC, onwards="0:0"), lambda: False)
     seen = [row.offset for some, _ in islice(rows, 6) for row in some]
     assert seen == [0, 1, 2]
 
 
-def test_pages_say_what_is_not_permitted(house: House) -> None:
+def test_pages_say_what_is_not_permitted(state: AppState) -> None:
     from tests.visitor import Visitor
 
-    visitor = Visitor(house)
+    visitor = Visitor(state)
     for path in (f"/topics/{TOPIC}", f"/topics/{TOPIC}/groups", "/topics", "/groups", "/transactions", "/cluster"):
         answer = visitor.get(path)
         assert answer.status_code == 200, (path, answer.text)
     refused = visitor.get(f"/topics/{CLOSED}/messages")
-    assert (refused.status_code, f"the right to read topic {CLOSED}" in refused.text) == (502, True), refused.text
+    assert (refused.status_code, f"Read on topic {CLOSED}" in refused.text) == (502, True), refused.text
     (one,) = visitor.get("/api/cluster").json()["brokers"]
     assert (one["disk_bytes"], one["free_bytes"], one["total_bytes"]) == (None, None, None)
     assert one["no_disk"] == "not permitted"
@@ -80,6 +80,6 @@ def test_pages_say_what_is_not_permitted(house: House) -> None:
     assert [one["disk_bytes"] for one in visitor.get("/api/topics").json()["topics"]] == [None, None]
     topic = visitor.get(f"/api/topics/{TOPIC}").json()
     assert (topic["disk_bytes"], topic["config"]) == (None, None)
-    assert "not permitted" in visitor.get(f"/topics/{TOPIC}").text
-    with house.log() as log:
+    assert "Not authorized to read the configuration" in visitor.get(f"/topics/{TOPIC}").text
+    with state.log() as log:
         assert _processes(log, "p") is None, "not known, which is not none"

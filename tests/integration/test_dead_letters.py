@@ -18,7 +18,7 @@ from avow.kafka import metadata
 from avow.sinks.base import Selection
 from avow.sinks.postgres.task import PostgresTask
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
 
 Make = Callable[..., Scenario]
 OLD = 'format = "json"\nschema = "id long not null, account string not null, amount double"'
@@ -114,13 +114,13 @@ def test_an_interrupted_redrive_changes_nothing(buried: tuple[Scenario, Path], m
     s, _ = buried
     s.execute(f'ALTER TABLE "{s.table}" ADD COLUMN note text')
     path = s.file(decode=NEW)
-    real = PostgresTask.unbury
+    real = PostgresTask.remove_dead_letters
 
     def interrupted(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PostgresTask, "unbury", interrupted)
+    monkeypatch.setattr(PostgresTask, "remove_dead_letters", interrupted)
     with pytest.raises(KeyboardInterrupt):
         drive(s, path)
     assert s.ids() == dict.fromkeys(range(10), 1)

@@ -24,7 +24,7 @@ from tests.fix_cluster import positions_of
 
 from avow.errors import ConfigError, LogTruncated, RetentionLoss, SourceError, TopicRecreated
 from avow.kafka import metadata
-from avow.kafka.log import Log, Record, TopicPartition, fingerprint
+from avow.kafka.log import Log, LogRecord, TopicPartition, fingerprint
 from avow.ledger import Entry, Fingerprint, OffsetRange, Start, plan_start
 from avow.local.cluster import Cluster
 from avow.settings import Source
@@ -129,7 +129,7 @@ def test_every_partition_of_every_declared_topic_with_its_topics_id(
 def test_ids_are_written_as_kafka_writes_them(
     cluster: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]
 ) -> None:
-    topics = [make_topic() for _ in range(8)]  # an id holds one of the letters in question every other time
+    topics = [make_topic(replicas=3) for _ in range(8)]  # an id holds one of the letters in question every other time
     (broker, *_) = cluster.brokers()
     for partition, topic_id in open_log(*topics).partitions().items():
         (kept,) = broker.folder.glob(f"**/{partition.topic}-0/partition.metadata")
@@ -139,7 +139,7 @@ def test_ids_are_written_as_kafka_writes_them(
 def test_a_pattern_matches_whole_names(cluster: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]) -> None:
     inner = make_topic()
     client = metadata.admin(cluster.bootstrap)
-    client.create_topics([NewTopic(f"{inner}-more", 1)], operation_timeout=30)[f"{inner}-more"].result(30)
+    client.create_topics([NewTopic(f"{inner}-more", 1, 1)], operation_timeout=30)[f"{inner}-more"].result(30)
     assert {p.topic for p in open_log(topics_pattern=inner[:-1] + ".").partitions()} == {inner}
     assert {p.topic for p in open_log(topics_pattern=inner[:-1] + ".*").partitions()} == {inner, f"{inner}-more"}
 
@@ -148,7 +148,7 @@ def test_a_pattern_never_matches_internal_topics(
     alone: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]
 ) -> None:
     topic = make_topic()
-    open_log(topic).tell({TopicPartition(topic, 0): 0})
+    open_log(topic).commit_offsets({TopicPartition(topic, 0): 0})
     assert "__consumer_offsets" in metadata.admin(alone.bootstrap).list_topics(timeout=30).topics
     found = {p.topic for p in open_log(topics_pattern=".*").partitions()}
     assert topic in found
@@ -164,7 +164,7 @@ def test_a_missing_topic_is_named_and_not_made(
     cluster: Cluster, make_topic: MakeTopic, open_log: Callable[..., Log]
 ) -> None:
     missing = f"missing-{uuid4().hex}"
-    with pytest.raises(SourceError, match=f"topic {missing} is not at {cluster.bootstrap}") as caught:
+    with pytest.raises(SourceError, match=f"topic {missing} does not exist at {cluster.bootstrap}") as caught:
         open_log(make_topic(), missing).partitions()
     assert "Create" in caught.value.advice
     assert missing not in metadata.admin(cluster.bootstrap).list_topics(timeout=30).topics
@@ -331,7 +331,7 @@ def test_another_record_at_the_last_offset_is_a_truncated_log(
 
     assert start(entry(1, topic_id, fingerprint(0, 1_000, None, b"now here"))) == Start(1)
     for other in (fingerprint(0, 1_000, None, b"was here"), fingerprint(0, 999, None, b"now here")):
-        with pytest.raises(LogTruncated, match="another record at offset 0"):
+        with pytest.raises(LogTruncated, match="at offset 0 is not the one"):
             start(entry(1, topic_id, other))
     with pytest.raises(LogTruncated, match="its log ends at 2"):
         start(entry(3, topic_id, anything_at(2)))
@@ -396,7 +396,7 @@ def test_a_topic_made_again_has_another_id_and_stops_the_run(
     eventually(lambda: topic not in client.list_topics(timeout=30).topics)
     with pytest.raises(SourceError, match=topic):
         log.view(claimed)
-    client.create_topics([NewTopic(topic, 1, config={"retention.ms": "-1"})], operation_timeout=30)[topic].result(30)
+    client.create_topics([NewTopic(topic, 1, 1, config={"retention.ms": "-1"})], operation_timeout=30)[topic].result(30)
     produce(cluster, topic, b"x", timestamp=1_000)
 
     views = log.view(claimed)
@@ -427,7 +427,7 @@ def test_single_records_with_their_bytes(cluster: Cluster, make_topic: MakeTopic
     there, log = TopicPartition(topic, 0), open_log(topic)
     first, last = log.records(there, [0, 2])
     assert (first.offset, first.key, first.value, first.headers) == (0, None, b"0", [])
-    assert last == Record(2, 5, b"k", b"\xff", [("h", b"\x00"), ("h", None)])
+    assert last == LogRecord(2, 5, b"k", b"\xff", [("h", b"\x00"), ("h", None)])
     with pytest.raises(SourceError, match=f"no committed record at offset 3 of {topic}/0"):
         log.records(there, [3])
 
@@ -441,10 +441,10 @@ def test_a_told_position_is_seen_by_others(
     topic = make_topic(3)
     zero, one, never = (TopicPartition(topic, n) for n in range(3))
     log = open_log(topic)
-    assert log.told([zero, one]) == {zero: None, one: None}
-    log.tell({zero: 7, one: 0})
-    log.tell({zero: 5})  # a sink that was restored: the ledger is the truth, and the group follows it
-    assert log.told([zero, one, never]) == {zero: 5, one: 0, never: None}
+    assert log.committed_offsets([zero, one]) == {zero: None, one: None}
+    log.commit_offsets({zero: 7, one: 0})
+    log.commit_offsets({zero: 5})  # a sink that was restored: the ledger is the truth, and the group follows it
+    assert log.committed_offsets([zero, one, never]) == {zero: 5, one: 0, never: None}
     assert positions_of(cluster, group) == {0: 5, 1: 0}
 
 
@@ -453,7 +453,7 @@ def test_a_client_that_is_not_librdkafka_goes_on_where_the_group_was_told(
 ) -> None:
     topic = make_topic()
     produce(cluster, topic, b"0", b"1", b"2", b"3")
-    open_log(topic).tell({TopicPartition(topic, 0): 2})
+    open_log(topic).commit_offsets({TopicPartition(topic, 0): 2})
     settings = {"bootstrap_servers": cluster.bootstrap.split(","), "group_id": group, "consumer_timeout_ms": 60_000}
     with closing(KafkaConsumer(topic, **settings)) as consumer:  # type: ignore[no-untyped-call]
         assert [next(consumer).value for _ in range(2)] == [b"2", b"3"]
@@ -472,11 +472,10 @@ def test_a_group_with_members_cannot_be_told(
             return bool(member.assignment())
 
         eventually(joined)
-        with pytest.raises(
-            SourceError, match=f"was asked to take the positions of {topic}/0 for group {group}"
-        ) as told:
-            open_log(topic).tell({TopicPartition(topic, 0): 1})
-        assert "stop it" in told.value.advice
+        said = f"could not commit the offsets of {topic}/0 to consumer group {group}"
+        with pytest.raises(SourceError, match=said) as told:
+            open_log(topic).commit_offsets({TopicPartition(topic, 0): 1})
+        assert "stop that consumer" in told.value.advice
     finally:
         member.close()
 
@@ -486,7 +485,7 @@ def test_telling_of_a_partition_that_is_not_there_is_an_error(
 ) -> None:
     topic = make_topic()
     with pytest.raises(SourceError, match="Unknown topic or partition"):
-        open_log(topic).tell({TopicPartition(topic, 0): 1, TopicPartition(topic, 9): 1})
+        open_log(topic).commit_offsets({TopicPartition(topic, 0): 1, TopicPartition(topic, 9): 1})
 
 
 # What goes wrong
@@ -500,8 +499,8 @@ CALLS: dict[str, Call] = {
     "view": lambda log, there: log.view({there: entry(1, "id", anything_at(0))}),
     "timestamps": lambda log, there: log.timestamps_at({there: 0}),
     "records": lambda log, there: log._first_records({there: 0}, "read_committed"),
-    "tell": lambda log, there: log.tell({there: 1}),
-    "told": lambda log, there: log.told([there]),
+    "commit offsets": lambda log, there: log.commit_offsets({there: 1}),
+    "committed offsets": lambda log, there: log.committed_offsets([there]),
 }
 
 
@@ -509,7 +508,7 @@ CALLS: dict[str, Call] = {
 def test_a_cluster_that_is_not_there_is_an_error_in_time(open_log: Callable[..., Log], call: str) -> None:
     log = open_log("t", brokers=NOWHERE, timeout_s=0.5)
     started = time.monotonic()
-    with pytest.raises(SourceError, match=f"Kafka at {NOWHERE} was asked .*no answer within 0.5 s") as caught:
+    with pytest.raises(SourceError, match=f"Kafka at {NOWHERE} could not .*no answer within 0.5 s") as caught:
         CALLS[call](log, TopicPartition("t", 0))
     assert time.monotonic() - started < 30
     assert "source.brokers" in caught.value.advice
@@ -517,7 +516,7 @@ def test_a_cluster_that_is_not_there_is_an_error_in_time(open_log: Callable[...,
 
 def test_no_broker_for_a_pattern_is_an_error_in_time(open_log: Callable[..., Log]) -> None:
     started = time.monotonic()
-    with pytest.raises(SourceError, match="the names of all topics"):
+    with pytest.raises(SourceError, match="describe the cluster"):
         open_log(brokers=NOWHERE, topics_pattern=".*", timeout_s=0.5).partitions()
     assert time.monotonic() - started < 30
 
@@ -554,15 +553,15 @@ def test_questions_outlive_the_broker_that_was_in_charge(
         produce(healthy, topic, b"x", partition=partition)
     log = open_log(topic, timeout_s=60)
     partitions = list(log.partitions())
-    log.tell(dict.fromkeys(partitions, 0))
+    log.commit_offsets(dict.fromkeys(partitions, 0))
     client = metadata.admin(healthy.bootstrap)
     coordinator = client.describe_consumer_groups([group])[group].result(30).coordinator.id
     assert coordinator in {p.leader for p in metadata.view(client).partitions if p.topic == topic}
 
     healthy.part(f"broker-{coordinator}").kill()
 
-    log.tell(dict.fromkeys(partitions, 1))
-    assert log.told(partitions) == dict.fromkeys(partitions, 1)
+    log.commit_offsets(dict.fromkeys(partitions, 1))
+    assert log.committed_offsets(partitions) == dict.fromkeys(partitions, 1)
     assert log.offsets(partitions) == dict.fromkeys(partitions, (0, 1))
     assert None not in log.timestamps_at(dict.fromkeys(partitions, 0)).values()
 
@@ -579,7 +578,7 @@ def test_addresses_from_the_environment_are_shown_as_written(group: str) -> None
     source = Source.model_validate({"brokers": FromEnv(NOWHERE, "${env:BROKERS}"), "topics": ["t"]})
     with Log(source, group, timeout_s=0.5) as log, pytest.raises(SourceError) as caught:
         log.partitions()
-    assert "Kafka at ${env:BROKERS} was asked for the partitions of t: no answer within 0.5 s" in str(caught.value)
+    assert "Kafka at ${env:BROKERS} could not describe topic t: no answer within 0.5 s" in str(caught.value)
     assert "Connection refused" in str(caught.value)
     assert "127.0.0.1" not in str(caught.value) + caught.value.advice
     assert caught.value.__cause__ is None

@@ -8,18 +8,19 @@ from collections.abc import Callable
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.fix_sinks import EVERY, TOPIC, Bench, batch, every, iceberg_table, overwrite_lake, record
+from tests.fix_sinks import Bench, iceberg_table, overwrite_lake
 
 from avow.audit.compare import Compared
-from avow.audit.partition import Job, Scope, compare_partition
+from avow.audit.partition import ComparisonJob, Scope, compare_partition
 from avow.audit.table import open_reading
 from avow.engines.spark import _REPORT, _reported
-from avow.engines.task import Work, commit_staged, decoded
+from avow.engines.task import BatchWork, commit_task_outputs, decoded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, OffsetRange
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink
 from avow.sinks.iceberg.table import PROPERTIES
+from avow.testing.sinks import EVERY, TOPIC, batch, every, record
 
 WHERE = TopicPartition(TOPIC, 0)
 Make = Callable[[str], Bench]
@@ -36,8 +37,8 @@ def compared(pipeline: PipelineConfig, values: Values) -> Compared:
     planned = OffsetRange(TOPIC, 0, 0, len(values))
     with open_reading(pipeline) as reading:
         snapshot, json_columns = reading.snapshot, reading.json_columns(pipeline.decode.columns.fields)
-    job = Job(
-        work=Work(pipeline, -1, 0, {WHERE: planned}),
+    job = ComparisonJob(
+        work=BatchWork(pipeline, -1, 0, {WHERE: planned}),
         snapshot=snapshot,
         scopes={WHERE: Scope(0, 0, len(values), len(values), len(values), False)},
         columns=(*(field.name for field in pipeline.decode.columns), *pipeline.sink.lineage),
@@ -78,7 +79,7 @@ def test_the_ledger_and_the_counts_that_an_audit_reads(b: Bench, monkeypatch: py
                 for one in (reading, joined):
                     assert one.known()[WHERE].entry.position == 5
                     assert one.known()[WHERE].entry.counts == Counts(5, 3, 2)
-                    assert one.letters(WHERE).tolist() == [1, 4]
+                    assert one.dead_letters(WHERE).tolist() == [1, 4]
                     assert one.row_counts() == {WHERE: 3, TopicPartition(TOPIC, 1): 1}
                     assert one.rows_below(WHERE, 3) == 2
                     offsets = [part.column(0).to_pylist() for part in one.rows(WHERE, ["_kafka_offset"], 1)]
@@ -118,13 +119,13 @@ def test_what_a_spark_task_reports_is_what_the_driver_commits(b: Bench) -> None:
     pipeline = b.pipeline()
     with b.run(pipeline, partitions=1) as run:
         planned = OffsetRange(TOPIC, 0, 0, 3)
-        work = Work(pipeline, run.number, 0, {WHERE: planned}, run.store.task_context())
+        work = BatchWork(pipeline, run.number, 0, {WHERE: planned}, run.store.task_context())
         made = batch([record(0), b"bad", record(2)], 0, 0, [None] * 3)
         report = _reported(WHERE, work, decoded(lambda _: iter([made]), pipeline))
         assert report.schema == _REPORT
         told = pa.Table.from_batches([report]).to_pylist()[0]
         assert (told["topic"], told["partition"], told["stop"]) == (TOPIC, 0, None)
         assert isinstance(run.store, CommittingSink)
-        commit_staged([pickle.loads(told["staged"])], work, run.store)
+        commit_task_outputs([pickle.loads(told["task_output"])], work, run.store)
         assert run.counts() == Counts(3, 2, 1)
     assert b.ids() == [0, 2]

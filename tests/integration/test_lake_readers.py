@@ -19,10 +19,13 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.fix_sinks import EVERY, Bench, every, iceberg_table, record
+from tests.fix_sinks import Bench, iceberg_table
 
+from avow.sinks.lake.maintenance import compact
 from avow.sinks.lake.plugin import lake_tables
-from avow.sinks.lake.upkeep import compact
+from avow.testing.sinks import EVERY, every, record
+
+pytestmark = pytest.mark.xdist_group("lake_readers")
 
 MANY = 25  # commits, so that Delta's log has a checkpoint, which is read in place of what came before it
 DAYS = "id long not null, account string not null, amount double, at timestamp"
@@ -154,7 +157,7 @@ def by_library(made: dict[tuple[str, str], Bench]) -> Read:
     return read
 
 
-@pytest.fixture(params=["spark", "polars", "library"])
+@pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.long), "polars", "library"])
 def read(request: pytest.FixtureRequest) -> Read:
     found: Read = request.getfixturevalue(f"by_{request.param}")
     return found
@@ -201,6 +204,7 @@ def test_every_type(read: Read, kind: str) -> None:
     assert full["p"] == {"q": 1.5, "r": {"s": "deep"}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", WIDE)
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_every_type_in_a_filter(by_spark: Read, kind: str, rows: str) -> None:

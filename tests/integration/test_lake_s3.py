@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.typedef import Properties
-from tests.fix_sinks import TOPIC, Bench, Runner, record
+from tests.fix_sinks import Bench
 
 from avow import sinks
 from avow.audit.table import open_reading
@@ -27,8 +27,11 @@ from avow.errors import Superseded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts
 from avow.local.cluster import PortPicker
+from avow.sinks.lake.maintenance import compact, orphans
 from avow.sinks.lake.plugin import lake_tables
-from avow.sinks.lake.upkeep import compact, orphans
+from avow.testing.sinks import TOPIC, Runner, record
+
+pytestmark = pytest.mark.xdist_group("lake_s3")
 
 KEYS = {"aws_access_key_id": "someone", "aws_secret_access_key": "hunter2", "region_name": "us-east-1"}
 
@@ -130,7 +133,7 @@ def test_append_dead_letters_and_a_second_run(b: S3Bench) -> None:
         run.deliver({0: [record(3)]})
         assert run.counts() == Counts(4, 3, 1)
     assert b.ids() == [0, 2, 3]
-    assert b.letters() == [(0, 1, "not-json")]
+    assert b.dead_letters() == [(0, 1, "not-json")]
 
 
 def test_other_spellings_of_the_settings(b: S3Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import Error as DatabaseError
 from pydantic import SecretStr
-from tests.fix_sinks import SCHEMA, TOPIC, Bench, batch, record
+from tests.fix_sinks import Bench
 
-from avow.clients.ledgered import Transaction
+from avow.clients.postgres_offsets import Transaction
 from avow.engines.driver import STOPS
 from avow.engines.task import REFUSED, decode_batch
 from avow.errors import ConfigError, PositionBehind
@@ -29,11 +30,12 @@ from avow.local.cluster import PortPicker
 from avow.prove.pooler import Pooler
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
-from avow.sinks.base import Refusal, Remarking, Selection
+from avow.sinks.base import Refusal, Selection
 from avow.sinks.postgres.config import PostgresConfig
+from avow.sinks.postgres.driver import PostgresDriver, application
 from avow.sinks.postgres.session import Session, cached, with_keepalive
-from avow.sinks.postgres.store import Store, application
 from avow.sinks.postgres.task import PostgresTask
+from avow.testing.sinks import SCHEMA, TOPIC, batch, record
 
 MODES = ["append", "dedupe", "upsert"]
 
@@ -163,9 +165,9 @@ def test_what_a_refused_row_costs(b: Bench) -> None:
     sent: list[int] = []
     copy = Session.copy
 
-    def counted(self: Session, table: str, rows: Any, **more: Any) -> None:
+    def counted(self: Session, table: str, rows: Any) -> int:
         sent.append(rows.num_rows)
-        copy(self, table, rows, **more)
+        return copy(self, table, rows)
 
     with b.run(pipeline(b)) as run, pytest.MonkeyPatch.context() as patch:
         b.refuse("id % 50 = 0")
@@ -213,7 +215,7 @@ def test_rows_that_a_trigger_discards_stop_the_run(bench: Callable[..., Bench], 
         make_trigger(b, "NEW.account = upper(NEW.account);")
         run.deliver({0: [record(n) for n in range(5)]})
         make_trigger(b, "IF NEW.id IN (6, 7) THEN RETURN NULL; END IF;")
-        with pytest.raises(ConfigError, match=r"discarded 2 rows .*BEFORE triggers: guard"):
+        with pytest.raises(ConfigError, match=r"discarded 2 inserted rows .*BEFORE triggers: guard"):
             run.deliver({0: [record(n) for n in range(5, 10)]})
         assert (run.position(), run.counts()) == (5, Counts(5, 5))
         assert b.ids() == [0, 1, 2, 3, 4]
@@ -230,7 +232,7 @@ def test_updates_and_deletes_that_a_trigger_discards_stop_the_run(b: Bench, body
     with b.run(pipeline(b, "upsert")) as run:
         run.deliver({0: [record(n) for n in range(4)]})
         make_trigger(b, body, "BEFORE INSERT OR UPDATE OR DELETE")
-        with pytest.raises(ConfigError, match="discarded 1 rows"):
+        with pytest.raises(ConfigError, match="discarded 1 inserted rows"):
             run.deliver({0: [record(1), None]}, keys={0: [b"1", b"1"] if "DELETE" in body else [b"1", b"9"]})
         assert run.position() == 4
 
@@ -249,7 +251,7 @@ def test_a_text_that_varchar_would_cut_is_a_dead_letter(b: Bench, mode: str) -> 
         run.deliver({0: [record(n, account=text) for n, text in enumerate(texts)]})
         assert run.counts() == Counts(6, 3, 3)
     assert [row["account"] for row in b.rows()] == ["abc", "ab ", "äöü"]
-    assert b.letters() == [(0, n, f"{REFUSED}-22001") for n in (2, 3, 5)]
+    assert b.dead_letters() == [(0, n, f"{REFUSED}-22001") for n in (2, 3, 5)]
 
 
 # What the ledger remembers
@@ -270,7 +272,7 @@ def test_a_new_name_does_not_begin_below_rows_of_its_partition(b: Bench, mode: s
     declared = pipeline(b, mode)
     with b.run(declared) as run:
         run.deliver({0: [record(n) for n in range(5)]})
-    with pytest.raises(ConfigError, match=f"has rows of {TOPIC}/0 up to offset 4, .* would begin at offset 0") as found:
+    with pytest.raises(ConfigError, match=f"has rows of {TOPIC}/0 up to offset 4, .* would start at offset 0") as found:
         adopting(b, declared, 0)
     assert (" SET " in found.value.advice) == (mode == "upsert")
     adopting(b, declared, 5)
@@ -292,20 +294,20 @@ def test_another_table_is_refused(b: Bench) -> None:
 
     with b.run(declared) as run:
         run.deliver({0: [record(0)]})
-    with pytest.raises(ConfigError, match=f"has delivered into table {b.table}, and sink.table is {b.table}x now"):
+    with pytest.raises(ConfigError, match=f"has delivered into table {b.table}, but sink.table is now {b.table}x"):
         b.run(into(f"{b.table}x"))
     with pytest.raises(psycopg.errors.UndefinedTable):
         sql(b, "SELECT FROM TABLE_x")  # and it is not made
     sql(b, "ALTER TABLE TABLE_ RENAME TO TABLE_x")
-    with pytest.raises(ConfigError, match=f"has delivered into table {b.table}x, and sink.table is {b.table} now"):
+    with pytest.raises(ConfigError, match=f"has delivered into table {b.table}x, but sink.table is now {b.table}"):
         b.run(declared)
     with b.run(into(f"{b.table}x")) as run:  # the same table by another name
         run.deliver({0: [record(1)]})
     sql(b, "DROP TABLE TABLE_x", "CREATE TABLE TABLE_x (id bigint)")
-    with pytest.raises(ConfigError, match=r"was dropped|cannot take this pipeline's rows"):
+    with pytest.raises(ConfigError, match=r"was dropped|does not fit this pipeline's rows"):
         b.run(into(f"{b.table}x"))
     sql(b, "DROP TABLE TABLE_x")
-    with pytest.raises(ConfigError, match=f"{b.table}x was dropped, and its rows with it") as found:
+    with pytest.raises(ConfigError, match=f"{b.table}x was dropped, with the delivered rows") as found:
         b.run(into(f"{b.table}x"))
     accept = found.value.advice[found.value.advice.index("DELETE") :].removesuffix(".")
     sql(b, accept)
@@ -316,16 +318,15 @@ def test_another_table_is_refused(b: Bench) -> None:
 def test_what_is_declared_otherwise_is_remarked(b: Bench) -> None:
     def remarks(declared: PipelineConfig) -> list[str]:
         with driver_sink(declared) as store:
-            assert isinstance(store, Remarking)
             store.prepare()
             store.prepare_table(declared.decode.columns.fields, rest=False)
-            return store.remarks
+            return list(store.remarks)
 
     assert remarks(pipeline(b, "upsert")) == []
     assert remarks(pipeline(b, "upsert")) == []
     assert remarks(pipeline(b, "dedupe", "at-least-once")) == [
-        f"guarantee is at-least-once now; the last run of {b.name} had exactly-once",
-        f"sink.mode is dedupe now; the last run of {b.name} had upsert",
+        f"guarantee is now at-least-once; in the last run of {b.name} it was exactly-once",
+        f"sink.mode is now dedupe; in the last run of {b.name} it was upsert",
     ]
     assert remarks(pipeline(b, "dedupe", "at-least-once")) == []
 
@@ -407,8 +408,8 @@ def test_a_wrong_password_or_database_is_not_tried_again(b: Bench) -> None:
 
 def set_by_session(session: Session) -> list[str]:
     """What was SET, outside of any transaction."""
-    with session.reader("SELECT name FROM pg_settings WHERE source = 'session'") as reader:
-        return list(reader.read_all().column(0).to_pylist())
+    rows = session._connection.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+    return [row[0] for row in rows]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -416,7 +417,7 @@ def test_nothing_is_set_beyond_a_transaction(b: Bench, mode: str) -> None:
     """A pooler gives the server's connection to somebody else behind each transaction."""
     declared = pipeline(b, mode)
     with b.run(declared) as run:
-        assert isinstance(run.store, Store)
+        assert isinstance(run.store, PostgresDriver)
         run.deliver({0: [record(0)]})
         task = cached(b._url, application(b.name, 1))
         assert set_by_session(run.store._session) == set_by_session(task) == []
@@ -432,8 +433,16 @@ def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
     assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3"
 
 
+def test_a_statement_of_a_bounded_session_ends_in_time(b: Bench) -> None:
+    session = Session(b._url, "avow-test", 0.3)
+    with pytest.raises(DatabaseError, match="statement timeout"):
+        session.query("SELECT pg_sleep(60)")
+    assert session.query("SELECT 1") == [(1,)]
+    session.close()
+
+
 @pytest.fixture(params=["own", *(["pgbouncer"] if shutil.which("pgbouncer") else [])])
-def pooled(b: Bench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def pooled(b: Bench, request: pytest.FixtureRequest) -> Iterator[str]:
     """A URL through a pooler in transaction mode, with a single connection to the server for everybody: one of our own
     and, where it is installed, PgBouncer."""
     at = urlsplit(b._url)
@@ -446,7 +455,6 @@ def pooled(b: Bench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         pooler.stop()
         assert pooler.servers < pooler.clients < pooler.transactions
         return
-    monkeypatch.delenv("PGOPTIONS", raising=False)  # PgBouncer takes none; the dashboard's command sets some
     folder = Path(tempfile.mkdtemp(prefix="avow-test-"))  # that another user can read
     folder.chmod(0o755)
     (folder / "users").write_text('"postgres" ""\n')
@@ -530,7 +538,7 @@ def test_claims_that_a_failover_has_lost_are_made_again(b: Bench) -> None:
         )
         claims = f"DELETE FROM avow.claims WHERE pipeline = '{b.name}' AND from_offset >= 5"
         sql(b, "DELETE FROM TABLE_ WHERE _kafka_offset >= 5", back, claims)
-        with pytest.raises(PositionBehind, match="would pass over 5 offsets") as found:
+        with pytest.raises(PositionBehind, match="would skip 5 offsets") as found:
             run.deliver({0: [record(10)]}, starts={0: 10})
         assert not isinstance(found.value, tuple(STOPS.values())), "another attempt is made"
     with b.run() as run:

@@ -25,7 +25,7 @@ from tests.fix_pipeline import Scenario, payment
 
 from avow import Producer
 from avow.cli import main
-from avow.clients.sending import Outcome, Place, Sending
+from avow.clients.delivery import Delivery, LogPosition, Outcome
 from avow.errors import SourceError, Superseded
 from avow.kafka import metadata
 from avow.kafka.headers import CHECKSUM, KEY, SEQUENCE, checksum
@@ -95,7 +95,10 @@ def test_a_leader_that_dies_before_replication_takes_acknowledged_records_along_
         future.result()
 
     def producer(name: str, guarantee: str, durability: str) -> Producer:
-        return Producer(healthy.bootstrap, guarantee=guarantee, durability=durability, name=topics[name], on_failure=id)
+        client_id = topics[name]
+        return Producer(
+            healthy.bootstrap, guarantee=guarantee, durability=durability, client_id=client_id, on_failure=id
+        )
 
     def led_by() -> set[int]:
         with suppress(SourceError):
@@ -111,7 +114,7 @@ def test_a_leader_that_dies_before_replication_takes_acknowledged_records_along_
         atomic = open_ones.enter_context(producer("transactional", "exactly-once", "transactional"))
         for each, name in ((fire, "fire"), (one, "leader"), (everyone, "all"), (numbered, "idempotent")):
             each.send(topics[name], b"before").wait()
-        sent: dict[str, list[Sending]] = {name: [] for name in topics}
+        sent: dict[str, list[Delivery]] = {name: [] for name in topics}
         with suppress(SourceError), atomic.transaction():
             sent["transactional"] += [atomic.send(topics["transactional"], b"%d" % n) for n in range(20)]
             for number in followers:
@@ -161,7 +164,7 @@ def check_too_few_in_sync(cluster: Cluster, topic: str, folder: Path) -> None:
     """A topic that needs two replicas, of which one is away."""
     with pytest.raises(SourceError, match=r"1 sent: 0 acknowledged, 1 failed") as error:
         send_without_retries(cluster.bootstrap, topic)
-    assert "fewer replicas are in sync than min.insync.replicas asks for; it was not written" in str(error.value)
+    assert "fewer replicas are in sync than min.insync.replicas; it was not written" in str(error.value)
     assert f"Topic {topic} has 1 of 2 replicas in sync, and min.insync.replicas is 2" in error.value.advice
 
     lines = folder / "lines.jsonl"
@@ -215,9 +218,9 @@ def test_a_lost_acknowledgement_doubles_without_idempotence_and_not_with_it(
     for guarantee, durability in pairs:
         topic = f"t-{uuid4().hex[:8]}"
         client.create_topics([NewTopic(topic, 1, 1)], operation_timeout=30)[topic].result()
-        producer = Producer(address, guarantee=guarantee, durability=durability, name=topic, on_failure=id)
+        producer = Producer(address, guarantee=guarantee, durability=durability, client_id=topic, on_failure=id)
 
-        def send(producer: Producer, topic: str, value: bytes) -> Sending:
+        def send(producer: Producer, topic: str, value: bytes) -> Delivery:
             with producer.transaction() if producer.choice.transactional else nullcontext():
                 sending = producer.send(topic, value)
                 producer.flush()
@@ -248,10 +251,10 @@ def test_a_transaction_is_seen_whole_or_not_at_all_and_the_younger_of_two_namesa
     here, there, name = make_topic(), make_topic(), uuid4().hex
 
     def make() -> Producer:
-        return Producer(cluster.bootstrap, guarantee="exactly-once", durability="transactional", name=name)
+        return Producer(cluster.bootstrap, guarantee="exactly-once", transactional_id=name)
 
-    def send(producer: Producer, *records: tuple[str, bytes], fail: bool = False) -> list[Sending]:
-        sent: list[Sending] = []
+    def send(producer: Producer, *records: tuple[str, bytes], fail: bool = False) -> list[Delivery]:
+        sent: list[Delivery] = []
         with suppress(ZeroDivisionError), producer.transaction():
             sent += [producer.send(topic, value) for topic, value in records]
             _ = 1 // (not fail)
@@ -259,10 +262,12 @@ def test_a_transaction_is_seen_whole_or_not_at_all_and_the_younger_of_two_namesa
 
     with make() as older:
         kept = send(older, (here, b"kept"), (there, b"kept"))
-        assert [each.wait() for each in kept] == [Place(here, 0, 0), Place(there, 0, 0)]
+        assert [each.wait() for each in kept] == [LogPosition(here, 0, 0), LogPosition(there, 0, 0)]
         (gone,) = send(older, (here, b"gone"), fail=True)
         assert (gone.outcome, gone.place) == (Outcome.FAILED, None)
-        with pytest.raises(SourceError, match=rf"aborted: send 4 to {there}: it is larger than the topic takes"):
+        with pytest.raises(
+            SourceError, match=rf"aborted: send 4 to {there}: it is larger than the topic's max.message.bytes"
+        ):
             send(older, (here, b"gone too"), (there, b"x" * 2_000_000))
         with make() as younger:
             send(younger, (here, b"younger's"))
@@ -280,7 +285,7 @@ def test_a_corrupted_value_is_found_by_its_checksum_through_a_pipeline(scenario:
     with Producer(it.cluster.bootstrap, guarantee="exactly-once", idempotency_key=lambda v: f"k{len(v)}") as producer:
         first = producer.send(it.topic, payment(0), key="acc-0", headers=[("mine", b"1")])
         producer.send(it.topic, payment(1), idempotency_key="given")
-    assert first.wait() == Place(it.topic, 0, 0)
+    assert first.wait() == LogPosition(it.topic, 0, 0)
     plain = PlainProducer({"bootstrap.servers": it.cluster.bootstrap}, logger=metadata.QUIET)
     plain.produce(it.topic, payment(2).replace(b"acc", b"ACC"), headers=[(CHECKSUM, checksum(payment(2)))])
     plain.produce(it.topic, payment(3))
@@ -378,7 +383,7 @@ def test_lines_of_a_stream_are_accounted_for(cluster: Cluster, make_topic: Calla
     assert forgotten.exit_code == 0, "nobody answers: that was declared"
     absent = avow("produce", f"{topic}-typo", *at, text=text)
     assert (absent.exit_code, absent.stdout) == (2, "")
-    assert f"there is no topic {topic}-typo" in absent.stderr
+    assert f"topic {topic}-typo does not exist" in absent.stderr
     found = read_all(cluster.bootstrap, topic)
     assert [message.value() for message in found] == [b'{"id": 1}', b'{"id": 1}', b'{"id": 3}', b'{"id": 4}']
     assert len({dict(message.headers())[KEY] for message in found[1:3]}) == 2
@@ -437,7 +442,7 @@ def test_measuring_leaves_nothing_behind_and_touches_nothing(
     taken = make_topic()
     refused = avow("produce", taken, "--measure", *at)
     assert refused.exit_code == 2
-    assert f"topic {taken} is there already" in refused.stderr
+    assert f"topic {taken} already exists" in refused.stderr
     topic, picture = f"m-{uuid4().hex[:8]}", tmp_path / "trade.svg"
     done = avow("produce", topic, "--measure", "--records", "100", "--out", picture, "--json", *at)
     assert done.exit_code == 0, done.stderr

@@ -18,11 +18,11 @@ from avow import sinks
 from avow.audit.auditor import audit
 from avow.audit.judge import Verdict
 from avow.cli import main
-from avow.decode.envelope import LAST_MS
+from avow.formats.envelope import LAST_MS
 from avow.kafka.browse import Browser
 from avow.kafka.headers import NOT_UTF8
-from avow.prove import raw
-from avow.prove.raw import Raw
+from avow.prove import raw_producer
+from avow.prove.raw_producer import RawRecord
 from avow.sinks.base import DeadLetter, Selection
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +37,7 @@ CONTROLS = "".join(map(chr, [*range(1, 32), 127, *range(128, 160), 0x2028, 0xFEF
 
 @dataclass(frozen=True)
 class Kind:
-    record: Raw
+    record: RawRecord
     reason: str = ""  # of its dead letter; empty: it is written
     only: str = ""  # the sink that refuses it
 
@@ -48,7 +48,7 @@ def kinds() -> list[Kind]:
 
     def add(reason: str = "", only: str = "", *, value: bytes | None = b"-", **record: Any) -> None:
         good = json.dumps({"id": len(made)}).encode()
-        made.append(Kind(Raw(good if value == b"-" else value, **record), reason, only))
+        made.append(Kind(RawRecord(good if value == b"-" else value, **record), reason, only))
 
     def field(reason: str = "", only: str = "", **fields: str) -> None:
         parts = ",".join(f'"{name}":{text}' for name, text in {"id": str(len(made)), **fields}.items())
@@ -113,7 +113,7 @@ def _text(name: bytes) -> str | None:
 def test_every_kind_of_record(scenario: Make, make_topic: Callable[..., str], kind: str, engine: str) -> None:
     s = scenario(partitions=1, **ANY)
     made = kinds()
-    raw.produce(s.cluster.bootstrap, s.topic, [one.record for one in made])
+    raw_producer.produce(s.cluster.bootstrap, s.topic, [one.record for one in made])
     target = make_topic(1, **ANY)
     lines = {"postgres": into_postgres.sink(s), "kafka": into_kafka.sink(target)}
     path = s.file(
@@ -156,8 +156,8 @@ def test_every_kind_of_record(scenario: Make, make_topic: Callable[..., str], ki
 
 def test_they_can_be_looked_at(scenario: Make) -> None:
     s = scenario(partitions=1, **ANY)
-    records = [Raw(b"v", b"k", ((b"\xff", b"1"), (b"a", None)), 2**63 - 1), Raw(b"w", None, (), -1)]
-    raw.produce(s.cluster.bootstrap, s.topic, records)
+    records = [RawRecord(b"v", b"k", ((b"\xff", b"1"), (b"a", None)), 2**63 - 1), RawRecord(b"w", None, (), -1)]
+    raw_producer.produce(s.cluster.bootstrap, s.topic, records)
     with Browser(s.load(s.file()).source) as browser:
         seen = sorted(browser.forwards(s.topic, {0: 0}, 10).seen, key=lambda one: one.offset)
     assert [(one.timestamp_ms, one.headers) for one in seen] == [(2**63 - 1, ((NOT_UTF8, b"1"), ("a", None))), (-1, ())]

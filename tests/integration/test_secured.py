@@ -1,4 +1,5 @@
-"""A broker that asks who one is and what one may do: what never heals stops at once, by name, with what grants it."""
+"""A broker with SASL_SSL and ACLs, for both engines and the audit: what never heals stops at once, by name, with what
+grants it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewTopic
 from deltalake import DeltaTable
-from tests.authorizer import Authorizing, authorizing
+from tests.authorizer import Authority, Authorizing, authorizing
 from tests.fix_pipeline import session_spark
 
 from avow import Consumer as AvowConsumer
@@ -33,7 +34,7 @@ from avow.plan import load_checked
 from avow.settings import PipelineConfig
 from avow.sinks.kafka.config import dead_letter_topic
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("secured")]
 
 
 @dataclass
@@ -95,19 +96,29 @@ def test_a_wrong_password_stops_every_client_at_once(site: Site) -> None:
     source = site.pipeline("t", **wrong)
     output = '[sink]\nkind = "kafka"\ntopic = "o"\n'
     for pipeline in (source, site.pipeline("t", output, **wrong)):
-        error = refused(consumer.Run(pipeline, once=True).execute)
+        error = refused(consumer.ConsumerRun(pipeline, once=True).execute)
         assert "Authentication failed" in str(error)
         assert "sasl." in error.advice
         assert "guessed" not in f"{error}{error.advice}"
     error = refused(lambda: Reader(source.source, "g").read(OffsetRange("t", 0, 0, 1)).__next__())
     assert "Authentication failed" in str(error)
     kafka = site.broker.login("guessed")
-    error = refused(
-        lambda: AvowProducer(site.address, guarantee="exactly-once", durability="transactional", name="n", kafka=kafka)
-    )
+    error = refused(lambda: AvowProducer(site.address, guarantee="exactly-once", transactional_id="n", config=kafka))
     assert "Authentication failed" in str(error)
-    error = refused(lambda: AvowConsumer(site.address, ["t"], "g", kafka=kafka).run(print))
+    error = refused(lambda: AvowConsumer(["t"], bootstrap_servers=site.address, group_id="g", config=kafka).run(print))
     assert "Authentication failed" in str(error)
+
+
+def test_a_certificate_of_an_unknown_ca_stops_every_client_at_once(site: Site) -> None:
+    other = site.folder / "other-ca.pem"
+    other.write_bytes(Authority("somebody else").pem)
+    pipeline = site.pipeline("t", **{"ssl.ca.location": str(other)})
+    error = refused(consumer.ConsumerRun(pipeline, once=True).execute)
+    assert "certificate" in str(error)
+    assert "ssl.ca.location" in error.advice
+    kafka = site.broker.login() | {"ssl.ca.location": str(other)}
+    error = refused(lambda: AvowProducer(site.address, guarantee="exactly-once", transactional_id="n", config=kafka))
+    assert "certificate" in str(error)
 
 
 def test_rights_that_are_missing_are_named_with_what_grants_them(site: Site) -> None:
@@ -117,7 +128,7 @@ def test_rights_that_are_missing_are_named_with_what_grants_them(site: Site) -> 
     group = f"{pipeline.name}.members"
 
     def run() -> None:
-        consumer.Run(pipeline, once=True).execute()
+        consumer.ConsumerRun(pipeline, once=True).execute()
 
     error = refused(run)
     assert topic in str(error)
@@ -141,7 +152,7 @@ def test_rights_of_a_kafka_sink(site: Site) -> None:
     site.broker.allow(ResourceType.GROUP, f"{pipeline.name}.members", R)
 
     def run() -> None:
-        consumer.Run(pipeline, once=True).execute()
+        consumer.ConsumerRun(pipeline, once=True).execute()
 
     error = refused(run)
     assert f"--group {pipeline.name}" in error.advice, "its ledger"
@@ -157,7 +168,7 @@ def test_rights_of_a_kafka_sink(site: Site) -> None:
     run()
     error = refused(
         lambda: AvowProducer(
-            site.address, guarantee="exactly-once", durability="transactional", kafka=site.broker.login()
+            site.address, guarantee="exactly-once", durability="transactional", config=site.broker.login()
         )
     )
     assert "--transactional-id" in error.advice
@@ -169,6 +180,6 @@ def test_one_set_of_client_settings_serves_spark_and_the_audit(site: Site) -> No
     site.produce(topic, 3)
     site.broker.allow(ResourceType.TOPIC, topic, R, D, AclOperation.DESCRIBE_CONFIGS)
     pipeline = site.pipeline(topic, engine="spark")
-    spark.Run(pipeline, lambda _: session_spark(pipeline), once=True).execute()
+    spark.SparkRun(pipeline, lambda _: session_spark(pipeline), once=True).execute()
     report = audit(pipeline, lambda: session_spark(pipeline))
     assert report.verdict is Verdict.HELD, "without a right to the group, to which nothing is committed"

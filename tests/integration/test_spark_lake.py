@@ -16,7 +16,7 @@ from avow.ledger import Counts
 from avow.prove.failpoints import VARIABLE
 from avow.sinks.base import Selection
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark")]
 
 Make = Callable[..., Scenario]
 KINDS = ["delta", "iceberg"]
@@ -97,22 +97,21 @@ def test_redrive(scenario: Make, kind: str) -> None:
     assert str(audited(s, path).verdict) == "held"
 
 
+KILLED = [
+    ("at-most-once", "after-claim", "lost"),
+    ("at-least-once", "after-write", "duplicated"),
+    ("exactly-once", "after-claim-write", ""),
+    ("exactly-once", "mid-write", ""),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "engine"),
+    ("kind", "engine", "guarantee", "point", "expected"),
     [
-        ("delta", "consumer"),
-        ("iceberg", "consumer"),
-        pytest.param("delta", "spark", marks=pytest.mark.long),
-        pytest.param("iceberg", "spark", marks=pytest.mark.long),
-    ],
-)
-@pytest.mark.parametrize(
-    ("guarantee", "point", "expected"),
-    [
-        ("at-most-once", "after-claim", "lost"),
-        ("at-least-once", "after-write", "duplicated"),
-        ("exactly-once", "after-claim-write", ""),
-        ("exactly-once", "mid-write", ""),
+        *(("delta", "consumer", *killed) for killed in KILLED),
+        ("iceberg", "consumer", *KILLED[2]),
+        *(pytest.param("iceberg", "consumer", *killed, marks=pytest.mark.long) for killed in KILLED if killed[2]),
+        *(pytest.param(kind, "spark", *killed, marks=pytest.mark.long) for kind in KINDS for killed in KILLED),
     ],
 )
 def test_kill_9_between_the_acts(

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -17,10 +17,15 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 from tests.fix_cluster import positions_of
-from tests.fix_pipeline import SCHEMA, Scenario, payment
+from tests.fix_pipeline import SCHEMA, Scenario, payment, session_spark
 from tests.into_postgres import dead, sink, totals
 
 from avow import sinks
+from avow.engines.columns import sink_columns
+from avow.engines.driver import RunDriver
+from avow.engines.progress import SILENT
+from avow.engines.spark import work_frame
+from avow.engines.task import BatchWork
 from avow.errors import (
     ConfigError,
     LogTruncated,
@@ -31,11 +36,12 @@ from avow.errors import (
     TopicRecreated,
 )
 from avow.kafka import metadata
+from avow.ledger import OffsetRange
 from avow.local import spark
 from avow.plan import load_checked
-from avow.sinks.postgres.store import MIGRATIONS
+from avow.sinks.postgres.driver import MIGRATIONS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
 
 Make = Callable[..., Scenario]
 GUARANTEES = ["at-most-once", "at-least-once", "exactly-once"]
@@ -61,6 +67,22 @@ def test_append(scenario: Make, guarantee: str) -> None:
     s.produce([payment(n) for n in range(5_000, 5_100)])
     s.drain(path, "spark")
     assert s.ids() == dict.fromkeys([n for n in range(5_100) if n not in (10, 11)], 1)
+
+
+def test_small_ranges_share_a_transaction_and_large_records_do_not(scenario: Make) -> None:
+    s = scenario(partitions=5)
+    s.produce([payment(n) for n in range(1_000)])
+    path = s.file(decode=f'format = "json"\nschema = "{SCHEMA}"\n')
+    s.drain(path, "spark")
+    assert s.ids() == dict.fromkeys(range(1_000), 1)
+    assert s.rows(f'SELECT count(DISTINCT xmin::text) FROM "{s.table}"') == [(1,)]
+    # As few offsets, and more than is kept in memory of all of them together.
+    note = "x" * 900_000
+    large = [b'{"id": %d, "account": "a", "amount": 1, "note": "%s"}' % (n, note.encode()) for n in range(1_000, 1_040)]
+    s.produce(large)
+    s.drain(path, "spark")
+    assert s.ids() == dict.fromkeys(range(1_040), 1)
+    assert s.rows(f'SELECT count(DISTINCT xmin::text) > 1 FROM "{s.table}" WHERE id >= 1000') == [(True,)]
 
 
 def test_the_group_is_told_the_positions(scenario: Make) -> None:
@@ -303,6 +325,24 @@ def test_too_many_dead_letters_stop_the_run_and_nothing_is_claimed(
     assert totals(s) == (2_001, 1, 2_000, 0)
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_records_of_a_topic_made_again_are_not_written(scenario: Make, partitions: int) -> None:
+    """Its id is another one than when ranges were planned. A task has a single one of these, or all three."""
+    s = scenario(partitions=partitions)
+    s.produce([payment(n) for n in range(3)])
+    pipeline = s.load(s.file(), "spark")
+    with closing(RunDriver(pipeline, SILENT)) as driver:
+        driver.sink.prepare()
+        driver.prepare(sink_columns(pipeline))
+        driver.begin()
+        ranges = {tp: OffsetRange(tp.topic, tp.partition, 0, 3 // partitions) for tp in driver.positions}
+        work = BatchWork(pipeline, driver.run, 0, ranges, driver.sink.task_context(), {s.topic: "another id"})
+        reports = work_frame(session_spark(pipeline), work).collect()
+    assert [report.stop for report in reports] == ["TopicRecreated"] * partitions
+    assert s.ids() == {}
+    assert set(s.positions().values()) == {0}
+
+
 def test_a_topic_made_again_stops_by_name(scenario: Make) -> None:
     s = scenario(partitions=1)
     s.produce(payment(n) for n in range(10))
@@ -312,7 +352,7 @@ def test_a_topic_made_again_stops_by_name(scenario: Make) -> None:
     client.delete_topics([s.topic], operation_timeout=30)[s.topic].result()
     for _ in range(50):
         try:
-            client.create_topics([NewTopic(s.topic, 1)], operation_timeout=30)[s.topic].result()
+            client.create_topics([NewTopic(s.topic, 1, 1)], operation_timeout=30)[s.topic].result()
             break
         except KafkaException:  # the deletion is still under way
             time.sleep(0.2)
@@ -329,7 +369,7 @@ def test_a_log_that_was_cut_and_grew_again_stops_by_name(scenario: Make) -> None
     s.drain(path)
     # Kafka cannot be made to cut its log here; the ledger is made to remember another record instead.
     s.rows("UPDATE avow.ledger SET last_crc32 = last_crc32 + 1 WHERE pipeline = %s RETURNING 1", s.name)
-    with pytest.raises(LogTruncated, match="holds another record at offset 9"):
+    with pytest.raises(LogTruncated, match="at offset 9 is not the one"):
         s.drain(path)
 
 
@@ -360,7 +400,7 @@ def test_a_table_that_does_not_fit_is_refused_with_every_difference(scenario: Ma
     with pytest.raises(ConfigError) as caught:
         s.drain(s.file())
     text = str(caught.value)
-    assert "column 'id' is integer, and bigint is needed" in text
+    assert "column 'id' has type integer instead of bigint" in text
     assert "column 'note' (text) is missing" in text
     assert "column 'extra' is NOT NULL without a default" in text
 
@@ -384,7 +424,7 @@ def test_the_ledger_schema_of_a_newer_avow_is_refused(scenario: Make) -> None:
     with psycopg.connect(s.url, autocommit=True) as connection:
         connection.execute("UPDATE avow.version SET version = version + 1")
     try:
-        with pytest.raises(SinkError, match=f"schema avow has version {len(MIGRATIONS) + 1}, and"):
+        with pytest.raises(SinkError, match=f"schema avow has version {len(MIGRATIONS) + 1}, but"):
             s.drain(s.file())
     finally:
         with psycopg.connect(s.url, autocommit=True) as connection:

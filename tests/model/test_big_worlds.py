@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from avow.guarantee import Guarantee
-from avow.model import INVARIANTS, Rules, Scene, World, canaries, moves
+from avow.model import INVARIANTS, ModelSetup, Rules, World, canaries, moves
 
 PARTITIONS = 3
 FIXED = settings(
@@ -43,7 +43,7 @@ class Walk(RuleBasedStateMachine):
     def logs(self, data: st.DataObject) -> None:
         for partition in range(PARTITIONS):
             log = data.draw(st.text("r.", min_size=6, max_size=12))
-            scene = Scene(
+            setup = ModelSetup(
                 f"partition {partition}",
                 self.guarantee,
                 self.played,
@@ -55,7 +55,7 @@ class Walk(RuleBasedStateMachine):
                 checkpoints=True,
                 partition=partition,
             )
-            self.worlds.append(scene.world())
+            self.worlds.append(setup.world())
 
     @rule(data=st.data(), partition=st.integers(0, PARTITIONS - 1), steps=st.integers(1, 12))
     def go_on(self, data: st.DataObject, partition: int, steps: int) -> None:
@@ -104,10 +104,10 @@ def test_the_promise_holds_in_bigger_worlds(guarantee: Guarantee, fencing: bool)
 
 
 @pytest.mark.parametrize(
-    "scene",
-    [scene for _, scene in canaries()],
-    ids=[f"{scene.guarantee}, {name}" for name, scene in canaries()],
+    "setup",
+    [setup for _, setup in canaries()],
+    ids=[f"{setup.guarantee}, {name}" for name, setup in canaries()],
 )
-def test_a_canary_is_caught_here_too(scene: Scene) -> None:
+def test_a_canary_is_caught_here_too(setup: ModelSetup) -> None:
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(walk(scene.guarantee, scene.rules), settings=settings(FIXED, max_examples=400))
+        run_state_machine_as_test(walk(setup.guarantee, setup.rules), settings=settings(FIXED, max_examples=400))

@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from avow.guarantee import Anomaly, Guarantee
-from avow.model import INVARIANTS, Explored, Scene, World, canaries, explore, moves, scenes
+from avow.model import INVARIANTS, Explored, ModelSetup, World, canaries, explore, moves, setups
 
-CANARIES = [pytest.param(name, scene, id=f"{scene.guarantee}, {name}") for name, scene in canaries()]
-SCENES = [pytest.param(scene, id=f"{scene.guarantee}, {scene.name}") for word in Guarantee for scene in scenes(word)]
+pytestmark = pytest.mark.xdist_group("model")
+
+CANARIES = [pytest.param(name, setup, id=f"{setup.guarantee}, {name}") for name, setup in canaries()]
+SETUPS = [pytest.param(setup, id=f"{setup.guarantee}, {setup.name}") for word in Guarantee for setup in setups(word)]
 GUARANTEES = Path(__file__).parents[2] / "docs" / "GUARANTEES.md"
 
 
 def search(guarantee: Guarantee) -> Explored:
-    return explore(scenes(guarantee)[-1].world())
+    return explore(setups(guarantee)[-1].world())
 
 
 def follow(world: World, *labels: str) -> World:
@@ -54,7 +56,7 @@ def test_a_record_is_doubled_when_it_was_written_and_not_claimed() -> None:
 
 @pytest.mark.parametrize("guarantee", Guarantee)
 def test_a_foreign_checkpoint_ends_in_a_protocol_violation_with_nothing_written(guarantee: Guarantee) -> None:
-    alone = replace(scenes(guarantee)[0], drivers=1).world()
+    alone = replace(setups(guarantee)[0], drivers=1).world()
     alone = follow(alone, "driver 1 starts as run 1", "driver 1 plans from a foreign checkpoint, offset 3")
     ends, waiting, seen = set(), [alone], {alone}
     while waiting:
@@ -72,7 +74,7 @@ def test_a_zombie_that_wakes_up_under_exactly_once_writes_nothing() -> None:
     """The story that fencing is not needed for: the claim's own comparison stops the zombie."""
     first, second = "driver 1, attempt 1 at [0, 2):", "driver 1, attempt 2 at [0, 2):"
     world = follow(
-        scenes(Guarantee.EXACTLY_ONCE)[2].world(),
+        setups(Guarantee.EXACTLY_ONCE)[2].world(),
         "driver 1 starts as run 0",
         "driver 1 plans from the ledger, offset 0",
         "driver 1 plans [0, 2) and starts an attempt",
@@ -87,18 +89,18 @@ def test_a_zombie_that_wakes_up_under_exactly_once_writes_nothing() -> None:
     assert world.position == 2
 
 
-@pytest.mark.parametrize(("name", "scene"), CANARIES)
-def test_a_canary_is_caught_and_its_story_is_true(name: str, scene: Scene) -> None:
-    found = explore(scene.world())
+@pytest.mark.parametrize(("name", "setup"), CANARIES)
+def test_a_canary_is_caught_and_its_story_is_true(name: str, setup: ModelSetup) -> None:
+    found = explore(setup.world())
     assert found.broken is not None, f"the model is blind to: {name}"
     assert found.trace
     assert not found.holds
-    assert not INVARIANTS[found.broken](follow(scene.world(), *found.trace))
+    assert not INVARIANTS[found.broken](follow(setup.world(), *found.trace))
 
 
 def test_a_search_that_grows_too_large_stops() -> None:
     with pytest.raises(RuntimeError, match="more than 100 worlds"):
-        explore(scenes(Guarantee.EXACTLY_ONCE)[0].world(), most=100)
+        explore(setups(Guarantee.EXACTLY_ONCE)[0].world(), most=100)
 
 
 # ---- The command ----
@@ -118,22 +120,22 @@ def row(report: str, *words: str) -> list[str]:
     return line[len(words) :]
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_the_command_explores_every_world_and_finds_that_it_holds(scene: Scene, report: str) -> None:
-    states, verdict, *permits = row(report, scene.guarantee, *scene.name.split())
+@pytest.mark.parametrize("setup", SETUPS)
+def test_the_command_explores_every_world_and_finds_that_it_holds(setup: ModelSetup, report: str) -> None:
+    states, verdict, *permits = row(report, setup.guarantee, *setup.name.split())
     assert int(states.replace(",", "")) > 500
     assert verdict == "held"
-    assert " ".join(permits) == (", ".join(f"{word}, reached" for word in scene.guarantee.permits) or "none")
+    assert " ".join(permits) == (", ".join(f"{word}, reached" for word in setup.guarantee.permits) or "none")
 
 
-@pytest.mark.parametrize(("name", "scene"), CANARIES)
-def test_the_command_names_what_caught_each_canary(name: str, scene: Scene, report: str) -> None:
-    _states, *caught_by = row(report, scene.guarantee, *name.split())
+@pytest.mark.parametrize(("name", "setup"), CANARIES)
+def test_the_command_names_what_caught_each_canary(name: str, setup: ModelSetup, report: str) -> None:
+    _states, *caught_by = row(report, setup.guarantee, *name.split())
     assert " ".join(caught_by) in INVARIANTS
 
 
 def test_the_docs_tell_the_states_that_the_command_explored(report: str) -> None:
     text = GUARANTEES.read_text(encoding="utf-8")
-    for scene in scenes(Guarantee.EXACTLY_ONCE):
-        states = [row(report, guarantee, *scene.name.split())[0] for guarantee in Guarantee]
-        assert f"| {scene.name} | {' | '.join(states)} |" in text
+    for setup in setups(Guarantee.EXACTLY_ONCE):
+        states = [row(report, guarantee, *setup.name.split())[0] for guarantee in Guarantee]
+        assert f"| {setup.name} | {' | '.join(states)} |" in text

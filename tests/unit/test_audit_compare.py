@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.audit.compare import Compared, Comparison, Rows, Tally
+from avow.audit.compare import CodedRows, Compared, Comparison, Tally
 from avow.findings import Kind, Offsets, Span, Spans
 from avow.settings import Mode
 
@@ -62,9 +62,9 @@ def offsets(some: Iterable[int]) -> Offsets:
     return np.array(sorted(some), np.int64)
 
 
-def rows(pairs: list[tuple[int, int]]) -> Rows:
+def rows(pairs: list[tuple[int, int]]) -> CodedRows:
     ordered = sorted(pairs)
-    return Rows(np.array([o for o, _ in ordered], np.int64), np.array([code for _, code in ordered], np.int64))
+    return CodedRows(np.array([o for o, _ in ordered], np.int64), np.array([code for _, code in ordered], np.int64))
 
 
 def found(compared: Compared) -> dict[Kind, list[tuple[int, int, int]]]:

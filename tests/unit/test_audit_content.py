@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from avow.audit.content import Due, Matched, match
+from avow.audit.content import ContentMatch, Expected, match
 from avow.audit.judge import Verdict, verdict
 from avow.findings import Kind
 from avow.guarantee import Guarantee
-from avow.sinks.reading import Contents
+from avow.sinks.auditing import Contents
 
 PARTITIONS = {0: ("t", 0), 1: ("t", 1)}
 
 
-def matched(due: str, *there: str, late: str = "") -> Matched:
+def matched(due: str, *there: str, late: str = "") -> ContentMatch:
     """``due``: the records of partitions 0 and 1, a letter each, with a bar between. ``there``: output partitions."""
     zero, _, one = due.partition("|")
     records = [(ord(c), part, offset) for part, text in enumerate((zero, one)) for offset, c in enumerate(text)]
     rows = [(ord(c), place) for place, text in enumerate(there) for c in text]
     lines, standing = np.array(records, np.int64).reshape(-1, 3), np.array(rows, np.int64).reshape(-1, 2)
     is_late = np.array([chr(content) in late for content, _ in rows], bool)
-    return match(Due(*lines.T), Contents(standing[:, 0], standing[:, 1], is_late))
+    return match(Expected(*lines.T), Contents(standing[:, 0], standing[:, 1], is_late))
 
 
-def found(one: Matched) -> dict[Kind, list[tuple[int, int, int]]]:
+def found(one: ContentMatch) -> dict[Kind, list[tuple[int, int, int]]]:
     named: dict[Kind, list[tuple[int, int, int]]] = {}
     for f in one.findings(PARTITIONS):
         named.setdefault(f.kind, []).extend((f.partition, span.start, span.until) for span in f.spans)
@@ -32,14 +32,14 @@ def found(one: Matched) -> dict[Kind, list[tuple[int, int, int]]]:
 
 def test_all_there() -> None:
     one = matched("abcd|wxyz", "awbxcd", "yz")
-    assert (found(one), one.alike, one.unlike) == ({}, 0, 0)
+    assert (found(one), one.identical, one.unmatched) == ({}, 0, 0)
     assert one.reservation.undecided == ""
 
 
 def test_nothing_at_all() -> None:
     assert found(matched("|", "")) == {}
     assert found(matched("ab|", "")) == {Kind.LOST: [(0, 0, 2)]}
-    assert matched("|", "ab").unlike == 2
+    assert matched("|", "ab").unmatched == 2
 
 
 def test_lost_doubled_and_late() -> None:
@@ -63,8 +63,8 @@ def test_what_came_late_by_declaration() -> None:
 
 def test_records_that_are_alike_are_counted_and_no_more() -> None:
     one = matched("aba|a", "aab", "a")
-    assert (found(one), one.alike) == ({}, 3)
-    assert "3 records are like another one" in " ".join(one.notes())
+    assert (found(one), one.identical) == ({}, 3)
+    assert "3 records have identical content" in " ".join(one.notes())
     assert found(matched("aba|a", "ab", "a")) == {Kind.LOST: [(1, 0, 1)]}, "one of the three"
     # A replay of part of it must not look like disorder.
     assert found(matched("aba|", "aaba")) == {Kind.DUPLICATED: [(0, 0, 1)]}
@@ -72,7 +72,7 @@ def test_records_that_are_alike_are_counted_and_no_more() -> None:
 
 def test_what_no_record_is_like_decides_nothing() -> None:
     one = matched("abcd|", "abcdX")
-    assert (found(one), one.unlike) == ({}, 1)
+    assert (found(one), one.unmatched) == ({}, 1)
     for word in Guarantee:
         assert verdict(word, [], 4, one.reservation) is Verdict.UNKNOWN
     # Changed on the way, or lost and somebody else's: where both are forbidden, it does not matter which.

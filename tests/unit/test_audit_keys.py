@@ -52,7 +52,7 @@ def wrong(records: list[Record], table: list[Row], mode: Mode = "upsert", guaran
     judged = judge(histories(records, table), mode, guarantee)
     return sorted(
         (found.kind, int(partition), int(offset))
-        for found in judged.wrong
+        for found in judged.anomalies
         for partition, offset in zip(found.partition, found.offset, strict=True)
     )
 

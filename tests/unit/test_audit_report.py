@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from avow.audit import kept
+from avow.audit import archive
 from avow.audit.compare import Tally
 from avow.audit.judge import EXIT_CODES, Verdict
-from avow.audit.report import _ADVICE, Audited, Report, summed_up, unknown
+from avow.audit.report import _ADVICE, Audited, AuditReport, summarize, unknown
 from avow.cli import main
 from avow.cli.audit import show
 from avow.dashboard.evidence import Evidence
@@ -52,11 +52,11 @@ def pipeline(tmp_path: Path, request: pytest.FixtureRequest) -> PipelineConfig:
     return load_checked(path, {})
 
 
-def report(pipeline: PipelineConfig, *findings: Finding, records: bool = True) -> Report:
-    return summed_up(pipeline, PARTITIONS if records else (), findings, ["a note [of mine]"], 0, 6.54)
+def report(pipeline: PipelineConfig, *findings: Finding, records: bool = True) -> AuditReport:
+    return summarize(pipeline, PARTITIONS if records else (), findings, ["a note [of mine]"], 0, 6.54)
 
 
-def shown(of: Report, max_shown: int = 10) -> str:
+def shown(of: AuditReport, max_shown: int = 10) -> str:
     console = Console(file=io.StringIO(), width=100, highlight=False)
     show(console, of, max_shown)
     assert isinstance(console.file, io.StringIO)
@@ -65,7 +65,7 @@ def shown(of: Report, max_shown: int = 10) -> str:
 
 def test_held(pipeline: PipelineConfig) -> None:
     held = report(pipeline)
-    assert held.sentence == "held: 2,468,000 records, and each is where exactly-once promises it."
+    assert held.sentence == "held: 2,468,000 records, each delivered as exactly-once promises."
     assert (held.verdict, held.advice) == (Verdict.HELD, "")
 
 
@@ -160,13 +160,13 @@ def test_a_report_is_kept_where_the_dashboard_looks(tmp_path: Path, monkeypatch:
 def test_the_newest_reports_of_each_pipeline_stay(
     pipeline: PipelineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "KEPT_MAX", 2)
+    monkeypatch.setattr(archive, "KEPT_MAX", 2)
     places = tmp_path / "audits"
     places.mkdir()
     old = [f"payments-2026010{day}-000000-1.json" for day in (1, 2, 3)]
     for name in (*old, "payments-eu-20260101-000000-1.json", "mine.json"):
         (places / name).write_text("{}")
-    new = kept.keep(report(pipeline), tmp_path)
-    assert sorted(path.name for path in kept.files(tmp_path)) == sorted(
+    new = archive.keep(report(pipeline), tmp_path)
+    assert sorted(path.name for path in archive.files(tmp_path)) == sorted(
         [old[-1], new.name, "payments-eu-20260101-000000-1.json", "mine.json"]
     )

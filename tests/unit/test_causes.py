@@ -8,7 +8,7 @@ import pytest
 
 from avow.engines.causes import cause_line, trace, translated
 from avow.errors import AvowError, ConfigError, SinkError, SourceError
-from avow.kafka.connect import strike
+from avow.kafka.connect import redact
 from avow.sinks.postgres import tables
 
 FRAME = '  File "/opt/avow/lib/site-packages/avow/{}", line 7, in act\n    do()\n'
@@ -21,6 +21,14 @@ class Captured(Exception):
     def __init__(self, said: str, stack: str = "") -> None:
         super().__init__(said)
         self._stackTrace = stack
+
+
+class OverConnect(Exception):
+    """As Spark Connect's client has it; the server's stack trace is not always there."""
+
+    def __init__(self, said: str, stack: str | None = None) -> None:
+        super().__init__(said)
+        self._stacktrace = stack
 
 
 def in_worker(line: str, *frames: str) -> Captured:
@@ -67,10 +75,22 @@ def test_errors_of_this_process(tmp_path: Path) -> None:
         tables.full_name(None)  # type: ignore[arg-type]
     assert type(translated(raised.value)) is SinkError, "raised while a function of a sink was running"
     with pytest.raises(TypeError) as other:
-        strike(None, "")  # type: ignore[arg-type]
+        redact(None, "")  # type: ignore[arg-type]
     assert type(translated(other.value)) is SourceError
     with pytest.raises(FileNotFoundError) as nobodys:
         (tmp_path / "absent").read_bytes()
     assert type(translated(nobodys.value)) is AvowError
     ours = SinkError("as it is")
     assert translated(ours) is ours
+
+
+def test_errors_that_come_by_spark_connect() -> None:
+    found = translated(OverConnect(str(in_worker("avow.errors.SinkError: the database is away", "engines/spark.py"))))
+    assert type(found) is SinkError
+    assert str(found) == "the database is away"
+    crashed = OverConnect(
+        "Job aborted due to stage failure: Lost task 0.0 in stage 1.0",
+        "Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly "
+        f"(crashed).\n{JAVA}Caused by: java.net.SocketException: Connection reset\n{JAVA}",
+    )
+    assert cause_line(crashed).startswith("a Python worker exited unexpectedly: it crashed or was killed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import threading
 import time
@@ -19,31 +20,31 @@ from tests.fix_dashboard import small_proof
 from tests.visitor import visitor
 
 from avow.cli import main
-from avow.dashboard import openapi
-from avow.dashboard.app import THREADS, App, Slow
-from avow.dashboard.explained import LOG, ExplainedAsk, Fault, play
-from avow.dashboard.guard import Rules
-from avow.dashboard.house import House
-from avow.dashboard.jobs import Jobs
-from avow.dashboard.messages import holds, parse_cursor, write_cursor
-from avow.dashboard.metrics import _lag_seconds
-from avow.dashboard.pages import MENU, PAGES
-from avow.dashboard.pipelines import JobRow, PipelineAnswer, row
-from avow.dashboard.show import (
+from avow.dashboard import assets, openapi
+from avow.dashboard.app import THREADS, App, TimedOut
+from avow.dashboard.explained import LOG, ExplainedParams, Fault, play
+from avow.dashboard.formatting import (
     HEADERS_MAX,
     HERE,
     SHORT_CHARS,
     environment,
+    format_headers,
+    format_value,
     hex_lines,
     number,
-    shown,
-    shown_headers,
     url,
     visible,
 )
-from avow.dashboard.watch import Sample, Watch, Watched, Where
+from avow.dashboard.guard import AccessRules
+from avow.dashboard.jobs import Jobs
+from avow.dashboard.messages import containing, parse_cursor, write_cursor
+from avow.dashboard.metrics import lag_seconds
+from avow.dashboard.pages import MENU, PAGES
+from avow.dashboard.pipelines import JobRow, PipelineAnswer, row
+from avow.dashboard.state import AppState
+from avow.dashboard.watch import PartitionSample, Sample, Watch, WatchedPipeline
 from avow.guarantee import Guarantee
-from avow.kafka.browse import Seen
+from avow.kafka.browse import BrowsedRecord
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,13 @@ from avow.kafka.browse import Seen
     ],
 )
 def test_a_name_must_be_known_and_an_address_need_not(host: str, known: bool) -> None:
-    assert Rules(frozenset({"board.example"})).host_allowed(host) is known
+    assert AccessRules(frozenset({"board.example"})).host_allowed(host) is known
 
 
 def test_the_token_is_shown_by_header_or_by_the_login() -> None:
-    rules = Rules(token="t" * 20)
+    rules = AccessRules(token="t" * 20)
 
-    def admitted(rules: Rules = rules, **headers: str) -> bool:
+    def admitted(rules: AccessRules = rules, **headers: str) -> bool:
         return rules.admits(Headers(headers), "ours")
 
     assert not admitted()
@@ -78,25 +79,27 @@ def test_the_token_is_shown_by_header_or_by_the_login() -> None:
     assert admitted(cookie=f"ours={rules.session}")
     assert admitted(cookie=f'x={{"a":1}}; b[c]=d; =; ours={rules.session}; z'), "whatever stands beside it"
     assert not admitted(cookie=f"of-another-port={rules.session}")
-    assert not admitted(Rules(token="t" * 20), cookie=f"ours={rules.session}"), "of another life"
+    assert not admitted(AccessRules(token="t" * 20), cookie=f"ours={rules.session}"), "of another life"
     assert "tttt" not in repr(rules)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--host", "0.0.0.0"], "there is no token"),
-        (["--host", "example.org"], "there is no token"),
+        (["--host", "0.0.0.0"], "no token is set"),
+        (["--host", "example.org"], "no token is set"),
         (["--host", "0.0.0.0", "--token", "short"], "fewer than 16 characters"),
         (["nowhere.toml"], "no such file"),
         (["--brokers", "nonsense"], "--brokers: entry 1 is not host:port"),
-        (["--brokers", "h:1", "--kafka", "group.id=x"], "--kafka group.id: is avow's own"),
-        (["--brokers", "h:1", "--kafka", "sasl.password=${env:NOT_THERE}"], "no variable NOT_THERE"),
-        (["--brokers", "h:1", "--kafka", "sasl.password"], "a value is missing"),
+        (["--brokers", "h:1", "--kafka", "group.id=x"], "--kafka group.id: cannot be set"),
+        (["--brokers", "h:1", "--kafka", "sasl.password=${env:NOT_THERE}"], "variable NOT_THERE is not set"),
+        (["--brokers", "h:1", "--kafka", "sasl.password"], "the value is missing"),
     ],
 )
 def test_what_is_refused_before_anything_listens(arguments: list[str], said: str) -> None:
+    before = dict(os.environ)
     done = CliRunner().invoke(main, ["dashboard", *arguments])
+    assert dict(os.environ) == before
     assert done.exit_code == 2, (done.output, done.exception)
     assert said in done.output
 
@@ -119,40 +122,40 @@ def test_templates_escape_what_they_show() -> None:
 
 
 def test_names_of_strangers_are_shown_and_not_obeyed_without_a_word_in_the_template() -> None:
-    shown = environment().from_string("{{ name }} {{ markup }}").render(name="\u202egnp\x1b[2J\n", markup=1)
-    assert shown == "\\u202egnp\\x1b[2J\n 1"
+    rendered = environment().from_string("{{ name }} {{ markup }}").render(name="\u202egnp\x1b[2J\n", markup=1)
+    assert rendered == "\\u202egnp\\x1b[2J\n 1"
 
 
 def test_bytes_are_shown_in_part() -> None:
-    long = shown(b"x" * 20_000_000)
+    long = format_value(b"x" * 20_000_000)
     assert long is not None
     assert (long.size, long.cut, len(long.text)) == (20_000_000, True, SHORT_CHARS)
-    pretty = shown(b'{"b":1,"a":[2]}', whole=True)
+    pretty = format_value(b'{"b":1,"a":[2]}', whole=True)
     assert pretty is not None
     assert (pretty.kind, json.loads(pretty.text)) == ("json", {"b": 1, "a": [2]})
     assert pretty.text.startswith('{\n  "b": 1')
-    binary = shown(bytes(range(256)), whole=True)
+    binary = format_value(bytes(range(256)), whole=True)
     assert binary is not None
     assert binary.kind == "binary"
     assert binary.hex.splitlines()[4].startswith("000040  40 41 42")
     assert binary.hex_bytes == 256
-    long = shown(b"x" * 5_000, whole=True)
+    long = format_value(b"x" * 5_000, whole=True)
     assert long is not None
     assert (len(long.text), long.cut, long.hex_bytes) == (5_000, False, 4_096), "of the hex view there is more"
-    deep = shown(b"[" * 5_000 + b"]" * 5_000, whole=True)
+    deep = format_value(b"[" * 5_000 + b"]" * 5_000, whole=True)
     assert deep is not None, "nesting that Python does not follow is text"
     # A cut in the middle of a character does not make text binary.
-    cut = shown(b"a" + "é".encode() * 5_000)
+    cut = format_value(b"a" + "é".encode() * 5_000)
     assert cut is not None
     assert cut.kind == "text"
-    assert shown(None) is None
+    assert format_value(None) is None
 
 
 TOKENS = b'{"a":1.10,"a":12345678901234567890.123456789,"b":[1e999,-0,{}, [ ]],"c":{"x, \\"y\\": [":"\\u00e9"}}'
 
 
 def test_json_is_laid_out_and_not_changed() -> None:
-    found = shown(TOKENS, whole=True)
+    found = format_value(TOKENS, whole=True)
     assert found is not None
     assert found.kind == "json"
     assert found.raw == TOKENS.decode()
@@ -172,14 +175,14 @@ def test_json_is_laid_out_and_not_changed() -> None:
         "}",
     ]
     # Deep nesting does not make a page of a gigabyte.
-    wide = shown(b"[" * 800 + b"1," * 50_000 + b"1" + b"]" * 800, whole=True)
+    wide = format_value(b"[" * 800 + b"1," * 50_000 + b"1" + b"]" * 800, whole=True)
     assert wide is not None
     assert (wide.kind, wide.text.count("\n1") + wide.text.count(" 1")) == ("json", 50_001)
     assert len(wide.text) < 5_000_000
 
 
 def test_headers_are_shown_whole_within_a_bound() -> None:
-    found = shown_headers([("a" * 1_000, b"x" * 100_000), ("b", None), ("c", b"y" * 100_000), *[("d", b"z")] * 600])
+    found = format_headers([("a" * 1_000, b"x" * 100_000), ("b", None), ("c", b"y" * 100_000), *[("d", b"z")] * 600])
     assert len(found) == HEADERS_MAX
     assert [name for name, _ in found[:3]] == ["a" * SHORT_CHARS, "b", "c"]
     assert [value and (len(value.text), value.cut) for _, value in found[:3]] == [
@@ -210,15 +213,15 @@ def test_cursors() -> None:
 
 
 def test_a_search_looks_into_key_value_and_headers() -> None:
-    one = Seen("t", 0, 0, 0, b"Key-1", None, (("Trace", b"ABC"), ("none", None)))
-    assert [holds(text)(one) for text in ("key-1", "trace", "abc", "value")] == [True, True, True, False]
+    one = BrowsedRecord("t", 0, 0, 0, b"Key-1", None, (("Trace", b"ABC"), ("none", None)))
+    assert [containing(text)(one) for text in ("key-1", "trace", "abc", "value")] == [True, True, True, False]
 
 
 # The explained page
 
 
 def places(guarantee: Guarantee, fault: Fault) -> list[int]:
-    frames = play(ExplainedAsk(guarantee=guarantee, fault=fault)).frames
+    frames = play(ExplainedParams(guarantee=guarantee, fault=fault)).frames
     return [frame.number for frame in frames if frame.can_fail]
 
 
@@ -226,12 +229,12 @@ def places(guarantee: Guarantee, fault: Fault) -> list[int]:
 def test_wherever_the_fault_is_placed_only_what_is_permitted_happens(guarantee: Guarantee, fault: Fault) -> None:
     found = set()
     for after in places(guarantee, fault):
-        told = play(ExplainedAsk(guarantee=guarantee, fault=fault, after=after))
+        told = play(ExplainedParams(guarantee=guarantee, fault=fault, after=after))
         assert told.after == after
         assert [frame.number for frame in told.frames if frame.fault] == [after + 1]
         assert told.frames[-1].position == len(LOG), "it always gets to the end"
         found |= ({"lost"} if told.lost else set()) | ({"duplicated"} if told.doubled else set())
-        assert ("lost" in told.outcome, "twice" in told.outcome) == (bool(told.lost), bool(told.doubled))
+        assert ("lost" in told.outcome, "duplicated" in told.outcome) == (bool(told.lost), bool(told.doubled))
     assert found <= {str(one) for one in guarantee.permits}
     # A crash shows what the word permits; an explanation without it would explain nothing.
     if fault == "crash":
@@ -240,7 +243,7 @@ def test_wherever_the_fault_is_placed_only_what_is_permitted_happens(guarantee: 
 
 def test_without_a_fault_every_record_is_there_once() -> None:
     for guarantee in Guarantee:
-        told = play(ExplainedAsk(guarantee=guarantee))
+        told = play(ExplainedParams(guarantee=guarantee))
         assert (told.after, told.lost, told.doubled) == (0, (), ())
 
 
@@ -286,13 +289,28 @@ def test_no_template_has_what_the_policy_forbids() -> None:
         assert "| safe" not in text, path.name
 
 
-def test_what_is_from_others_is_there_with_its_licence() -> None:
-    vendor = HERE / "static" / "vendor"
-    told = (vendor / "README.md").read_text(encoding="utf-8")
-    for path in vendor.glob("*.min.*"):
-        assert f"`{path.name}`" in told
-    for name in re.findall(r"\((\S+\.LICENSE)\)", told):
-        assert (vendor / name).stat().st_size > 100
+def test_the_javascript_libraries_are_installed_with_their_licences() -> None:
+    assets.check()
+    used = set(re.findall(r"/static/vendor/([^\"]+)", (HERE / "templates" / "base.html").read_text()))
+    assert used == {"htmx.min.js", "chart.min.js"}
+    assert used | {name.replace(".min.js", ".LICENSE") for name in used} == set(assets.FILES)
+    for name in assets.FILES:
+        assert (assets.VENDOR / name).stat().st_size > 500
+
+
+def test_missing_javascript_is_reported_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = assets.VENDOR / assets.VERSIONS
+    (tmp_path / assets.VERSIONS).write_text(whole.read_text())
+    monkeypatch.setattr(assets, "VENDOR", tmp_path)
+    before = dict(os.environ)
+    done = CliRunner().invoke(main, ["dashboard", "--port", "0"])
+    assert dict(os.environ) == before
+    assert (done.exit_code, "JavaScript files in" in done.output) == (3, True), done.output
+    assert "avow setup" in done.output
+    assert assets.install() == tmp_path
+    assert assets.installed()
+    (tmp_path / assets.VERSIONS).write_text("of another version")
+    assert not assets.installed()
 
 
 def test_without_a_cluster_there_is_a_page_that_helps(tmp_path: Path) -> None:
@@ -302,7 +320,7 @@ def test_without_a_cluster_there_is_a_page_that_helps(tmp_path: Path) -> None:
         for path in ("/cluster", "/topics", "/topics/t/messages", "/groups", "/transactions"):
             answer = somebody.get(path)
             assert answer.status_code == 409
-            assert "no Kafka cluster is known" in answer.text
+            assert "no Kafka cluster is configured" in answer.text
             assert "--brokers host:port" in answer.text
         for path in ("/evidence", "/explained", "/api", "/metrics"):
             assert somebody.get(path).status_code == 200
@@ -316,10 +334,13 @@ def test_the_advice_on_a_page_is_that_of_its_error(tmp_path: Path) -> None:
     )
     kafka, postgres = (
         "Check that the cluster is up, and that source.brokers",
-        "Check that the server runs, and sink.url",
+        "Check that the server runs, and check sink.url",
     )
     with visitor("127.0.0.1:9", [file], {}, tmp_path, timeout_s=1) as somebody:
-        for path, fits, other in (("/cluster", kafka, "sink.url"), ("/pipelines/p/letters", postgres, "cluster is up")):
+        for path, fits, other in (
+            ("/cluster", kafka, "sink.url"),
+            ("/pipelines/p/dead-letters", postgres, "cluster is up"),
+        ):
             answer = somebody.get(path)
             assert (answer.status_code, fits in answer.text, other in answer.text) == (502, True, False), answer.text
             assert "<code>avow up</code>" not in answer.text, "it is not known to be a local cluster"
@@ -330,8 +351,8 @@ def test_the_advice_on_a_page_is_that_of_its_error(tmp_path: Path) -> None:
     [
         "/pipelines/p/receipt?topic=t&partition=2147483648&offset=0",
         f"/pipelines/p/receipt?topic=t&partition=0&offset={2**63}",
-        "/pipelines/p/letters?partition=99999999999",
-        f"/pipelines/p/letters?from_offset={2**64}",
+        "/pipelines/p/dead-letters?partition=99999999999",
+        f"/pipelines/p/dead-letters?from_offset={2**64}",
         f"/topics/t/messages/0/{2**63}",
         f"/topics/t/messages?at=offset&offset={2**63}",
     ],
@@ -373,8 +394,8 @@ def test_evidence_of_another_version_or_of_strangers_hides_nothing_else(tmp_path
 
 
 def test_what_hangs_keeps_its_thread_and_takes_no_other() -> None:
-    house = House(Rules(), None, Watch(), Jobs({}), timeout_s=0.1)
-    app = App(house)
+    state = AppState(AccessRules(), None, Watch(), Jobs({}), timeout_s=0.1)
+    app = App(state)
     go_on = threading.Event()
     begun: list[int] = []
 
@@ -382,23 +403,23 @@ def test_what_hangs_keeps_its_thread_and_takes_no_other() -> None:
         begun.append(number)
         go_on.wait(60)
 
-    async def ask(function: Callable[..., Any], *given: Any) -> Any:
+    async def params(function: Callable[..., Any], *given: Any) -> Any:
         try:
             return await app._in_thread(function, *given)
-        except Slow:
+        except TimedOut:
             return "slow"
 
     async def many() -> None:
         before = threading.active_count()
         for _ in range(3):  # each time all of them are given up
-            told = await asyncio.gather(*(ask(hangs, number) for number in range(THREADS)))
+            told = await asyncio.gather(*(params(hangs, number) for number in range(THREADS)))
             assert told == ["slow"] * THREADS
         assert threading.active_count() - before <= THREADS
         assert len(begun) == THREADS, "nobody else had a thread"
-        assert await ask(str, 7) == "slow", "none is free, and the page says so"
+        assert await params(str, 7) == "slow", "none is free, and the page says so"
         go_on.set()
         for _ in range(100):
-            if (answer := await ask(str, 7)) != "slow":
+            if (answer := await params(str, 7)) != "slow":
                 break
         assert answer == "7", "they are free again when they have ended"
         assert len(begun) == THREADS, "what nobody waits for any more is not begun"
@@ -434,20 +455,20 @@ def test_a_folder_gives_its_pipelines_and_leaves_other_files_out(tmp_path: Path)
 # How a pipeline is
 
 
-def watched(tmp_path: Path, engine: str, lag: int, **seen: Any) -> Watched:
+def watched(tmp_path: Path, engine: str, lag: int, **seen: Any) -> WatchedPipeline:
     file = tmp_path / "p.toml"
     file.write_text(
         f'name = "p"\nguarantee = "exactly-once"\nengine = "{engine}"\n[source]\nbrokers = "127.0.0.1:9"\n'
         'topics = ["t"]\n[decode]\nformat = "raw"\n[sink]\nkind = "postgres"\nurl = "postgresql://u@h/d"\ntable = "t"\n'
     )
     (one,) = Watch([file], {}).pipelines()
-    where = Where("t", 0, 0, 10, 10, 10 - lag, lag, 10 - lag, 10 - lag, 0, 0)
-    one.sample = Sample(time.time(), 0.1, (where,), **seen)
+    where = PartitionSample("t", 0, 0, 10, 10, 10 - lag, lag, 10 - lag, 10 - lag, 0, 0)
+    one.sample = Sample(time.time(), (where,), **seen)
     return one
 
 
 @pytest.mark.parametrize(
-    ("engine", "lag", "processes", "still_s", "state"),
+    ("engine", "lag", "processes", "still_s", "expected"),
     [
         ("consumer", 0, 0, None, "stopped"),
         ("consumer", 5, 0, 5, "stopped"),
@@ -462,27 +483,27 @@ def watched(tmp_path: Path, engine: str, lag: int, **seen: Any) -> Watched:
     ],
 )
 def test_a_pipeline_is_said_to_be_stopped_only_where_that_is_known(
-    tmp_path: Path, engine: str, lag: int, processes: int | None, still_s: float | None, state: str
+    tmp_path: Path, engine: str, lag: int, processes: int | None, still_s: float | None, expected: str
 ) -> None:
     one = watched(tmp_path, engine, lag, processes=processes)
-    one.still_since = None if still_s is None else time.time() - still_s
-    house = House(Rules(), None, Watch(), Jobs({}), timeout_s=0.1)
-    seen = row(house, one)
-    assert (seen.state, seen.processes) == (state, processes)
+    one.waiting_since = None if still_s is None else time.time() - still_s
+    state = AppState(AccessRules(), None, Watch(), Jobs({}), timeout_s=0.1)
+    seen = row(state, one)
+    assert (seen.state, seen.processes) == (expected, processes)
     body = environment().get_template("pipeline_part.html").render(answer=PipelineAnswer(seen, (), (), (), ()))
-    assert ("No process runs." in body) == (state == "stopped")
-    assert f'<span class="pill {state}">' in body
+    assert ("No process runs." in body) == (expected == "stopped")
+    assert f'<span class="pill {expected}">' in body
 
 
 def test_a_lag_has_an_age_or_says_why_not(tmp_path: Path) -> None:
-    house = House(Rules(), None, Watch(), Jobs({}), timeout_s=0.1)
-    unknown = row(house, watched(tmp_path, "spark", 5, lag_note="the oldest record that waits has no timestamp"))
+    state = AppState(AccessRules(), None, Watch(), Jobs({}), timeout_s=0.1)
+    unknown = row(state, watched(tmp_path, "spark", 5, lag_note="the oldest unclaimed record has no timestamp"))
     body = environment().get_template("pipeline_part.html").render(answer=PipelineAnswer(unknown, (), (), (), ()))
     assert "age unknown" in body
-    assert "the oldest record that waits has no timestamp" in body
-    assert _lag_seconds(unknown) is None, "an alarm is not told of 0 s"
-    assert _lag_seconds(row(house, watched(tmp_path, "spark", 5, lag_seconds=7.0))) == 7.0
-    assert _lag_seconds(row(house, watched(tmp_path, "spark", 0))) == 0
+    assert "the oldest unclaimed record has no timestamp" in body
+    assert lag_seconds(unknown) is None, "an alarm is not told of 0 s"
+    assert lag_seconds(row(state, watched(tmp_path, "spark", 5, lag_seconds=7.0))) == 7.0
+    assert lag_seconds(row(state, watched(tmp_path, "spark", 0))) == 0
 
 
 def test_a_job_that_has_said_its_last_word_may_not_have_ended_yet() -> None:

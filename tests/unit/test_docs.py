@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from avow.guarantee import Guarantee
+from avow.plan import load_checked
 
 DOCS = Path(__file__).parents[2] / "docs"
 GENERATE = runpy.run_path(str(DOCS / "generate.py"))
@@ -30,14 +31,22 @@ def test_the_guarantees_page_shows_every_word_and_its_diagram() -> None:
 
 
 def test_every_picture_is_shown_and_small_enough_to_be_looked_at() -> None:
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\]\(docs/(images/[\w-]+\.png)\)", readme))
+    pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
+    shown = {
+        page.name: set(re.findall(r"\]\((?:docs/)?(images/[\w-]+\.png)\)", page.read_text("utf-8"))) for page in pages
+    }
+    named = set[str]().union(*shown.values())
     assert named == {f"images/{path.name}" for path in (DOCS / "images").glob("*.png")}
-    for page in DOCS.glob("*.md"):
-        for picture in re.findall(r"\]\((images/[\w-]+\.png)\)", page.read_text(encoding="utf-8")):
-            assert picture in named, page.name
     for picture in named:
         assert (DOCS / picture).stat().st_size < 200_000, picture
+
+
+def test_the_readmes_pipeline_is_accepted(tmp_path: Path) -> None:
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (pipeline,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    file = tmp_path / "payments.toml"
+    file.write_text(pipeline)
+    assert load_checked(file, {"DATABASE_URL": "postgresql://somewhere/else"}).name == "payments"
 
 
 def test_an_old_part_is_replaced_and_the_rest_is_kept() -> None:

@@ -38,8 +38,10 @@ def test_this_machine_is_fine() -> None:
         "disk",
         "jar folder",
         "registry",
+        "Kafka's start",
         "Spark's start",
         "PostgreSQL",
+        "avow-native",
     ]
     assert all(check.ok for check in checks.values()), checks
 
@@ -48,7 +50,7 @@ def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check = found()["Java"]
     assert not check.ok
-    assert "no java in JAVA_HOME" in check.found
+    assert "no java executable in JAVA_HOME" in check.found
     assert "version 17 or newer" in check.advice
 
 
@@ -56,7 +58,7 @@ def test_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", fake_java(tmp_path, "11.0.2"))
     check = found()["Java"]
     assert not check.ok
-    assert "is Java 11.0.2, 17 is needed" in check.found
+    assert "is Java 11.0.2; avow needs 17 or newer" in check.found
 
 
 def test_a_slim_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS
-from avow.engines.isolation import IN_A_ROW_MAX, Isolation, Part
+from avow.engines.isolation import IN_A_ROW_MAX, BatchPart, Isolation
 from avow.errors import ConfigError, SourceError, TooManyDeadLetters
 from avow.kafka.log import TopicPartition
 from avow.ledger import OffsetRange
@@ -28,7 +28,7 @@ class World:
         self.outage = False  # then the sink takes nothing at all
         self.worst = 0  # attempts in a row without progress
 
-    def bad(self, part: Part) -> bool:
+    def bad(self, part: BatchPart) -> bool:
         return any(where in part.ranges and offset in span(part, where) for where, offset in self.poison)
 
     def attempt(self) -> None:
@@ -64,7 +64,7 @@ class World:
                 self.worst = max(self.worst, failures)
 
 
-def span(part: Part, where: TopicPartition) -> range:
+def span(part: BatchPart, where: TopicPartition) -> range:
     return range(part.ranges[where].start, part.ranges[where].until)
 
 
@@ -123,7 +123,7 @@ def test_a_stop_by_name_isolates_nothing() -> None:
     ranges = {TopicPartition("t", 0): OffsetRange("t", 0, 0, 10)}
     for _ in range(5):
         (part,) = isolation.parts(ranges)
-        assert part == Part(ranges)
+        assert part == BatchPart(ranges)
         with pytest.raises(ConfigError), isolation.trying(part):
             raise ConfigError("no")
 
@@ -144,3 +144,20 @@ def test_a_record_that_cannot_even_be_set_aside_is_named() -> None:
 
     with pytest.raises(SourceError, match=r"offset 7 of t/0 .*\(again\) nor kept .*: second"):
         attempt()
+
+
+def test_what_kafka_does_not_answer_is_no_records_fault() -> None:
+    """Also where a Spark worker has raised it, and Spark reports it as text: else the ranges of a broker that is away
+    would be delivered in pieces, a Spark job each."""
+    away = "Traceback (most recent call last):\navow.errors.SourceError: could not read t/0: nothing came for 30 s\n"
+
+    class OfSpark(Exception):
+        _stackTrace = away  # noqa: N815 - as pyspark names it
+
+    isolation = Isolation((SourceError, ConfigError), lambda _: None)
+    ranges = {TopicPartition("t", 0): OffsetRange("t", 0, 0, 64)}
+    for error in (OfSpark("the job failed"), SourceError("away")) * 3:
+        (part,) = isolation.parts(ranges)
+        assert part == BatchPart(ranges)
+        with pytest.raises(type(error)), isolation.trying(part):
+            raise error

@@ -9,7 +9,7 @@ import pytest
 
 from avow.dashboard.cluster import HANGING_S, ORPHAN_S, _hangs
 from avow.errors import SourceError
-from avow.kafka.brokers import Brokers, Holder, about, client_settings
+from avow.kafka.brokers import Brokers, Holder, client_settings, try_query
 from avow.settings import Source
 
 NOBODYS = Holder(7, 100, 0, "", "", None)
@@ -49,27 +49,27 @@ def test_tls_is_as_strict_as_declared() -> None:
     ],
 )
 def test_settings_without_a_counterpart_are_named_and_not_shown(given: dict[str, str]) -> None:
-    with pytest.raises(SourceError, match=r"no counterpart of (sasl|ssl)\.") as caught:
+    with pytest.raises(SourceError, match=r"does not support (sasl|ssl)\.") as caught:
         client_settings(given)
     assert "hunter2" not in str(caught.value)
 
 
 def test_nobody_there() -> None:
     source = Source(brokers="127.0.0.1:1", topics_pattern=".*")
-    with pytest.raises(SourceError, match=r"Kafka at 127\.0\.0\.1:1 was asked"):
+    with pytest.raises(SourceError, match=r"Kafka at 127\.0\.0\.1:1 could not describe"):
         Brokers(source, timeout_s=0.3)
-    assert about(source, Brokers.disks, timeout_s=0.3) is None
+    assert try_query(source, Brokers.disks, timeout_s=0.3) is None
 
 
 def test_a_missing_certificate_is_an_answer_too(tmp_path: Path) -> None:
     kafka = {"security.protocol": "ssl", "ssl.certificate.location": str(tmp_path / "none.pem")}
     source = Source.model_validate({"brokers": "127.0.0.1:1", "topics_pattern": ".*", "kafka": kafka})
-    assert about(source, Brokers.disks, timeout_s=0.3) is None
+    assert try_query(source, Brokers.disks, timeout_s=0.3) is None
 
 
 def test_who_holds_it_in_words() -> None:
-    assert SOMEBODYS.says() == "by transactional.id my-app (producer 7), open; Kafka aborts it after 60 s"
-    assert "no coordinator knows" in NOBODYS.says()
+    assert SOMEBODYS.describe() == "by transactional.id my-app (producer 7), open; Kafka aborts it after 60 s"
+    assert "unknown to every transaction coordinator" in NOBODYS.describe()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from avow.errors import ConfigError, SourceError
-from avow.kafka.connect import first_permanent, grant, is_permanent
+from avow.kafka.connect import Connection, first_permanent, is_permanent
 from avow.kafka.log import Log
 from avow.settings import Source
 
@@ -92,7 +92,7 @@ def test_what_stays(code: int, words: str) -> None:
     assert is_permanent(error)
     passing = KafkaError(KafkaError._ALL_BROKERS_DOWN)
     assert first_permanent([passing, error]) is error
-    assert grant(error)
+    assert Connection("").grant(error)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from avow.ledger import (
     next_run,
     plan_start,
     redriven,
+    tallied,
 )
 
 LAST = Fingerprint(offset=99, timestamp_ms=1_700_000_000_000, crc32=0xE3069283)
@@ -100,7 +101,7 @@ def test_a_gap_stops_and_says_how_much_it_would_lose() -> None:
         judge(7, span(10, 20))
     assert "payments/2 [10, 20)" in str(caught.value)
     assert "position is 7" in str(caught.value)
-    assert "pass over 3 offsets" in str(caught.value)
+    assert "skip 3 offsets" in str(caught.value)
     assert "Nothing was written" in caught.value.advice
 
 
@@ -140,7 +141,7 @@ def test_an_empty_range_cannot_be_claimed() -> None:
 
 
 def test_a_range_cannot_hold_more_records_than_offsets() -> None:
-    with pytest.raises(ProtocolViolation, match="21 records cannot come from"):
+    with pytest.raises(ProtocolViolation, match="cannot contain 21 records"):
         claim(ENTRY, span(100, 120), run=3, counts=Counts(21, 21))
     assert claim(ENTRY, span(100, 120), run=3, counts=Counts(20, 20)).counts.read == 120
 
@@ -215,7 +216,7 @@ STOPS = {
     "another record at the last offset": (
         replace(LOG, found=replace(LAST, crc32=1)),
         LogTruncated,
-        ["log-truncated", "payments/2", "another record at offset 99"],
+        ["log-truncated", "payments/2", "at offset 99 is not the one"],
         "Audit the sink",
     ),
     "retention-loss": (
@@ -320,3 +321,10 @@ def test_a_new_run_can_always_fence(runs: list[int], position: int) -> None:
 def test_redriven_dead_letters_are_counted_once(before: Counts, after: Counts) -> None:
     """Two are written and one is skipped. What a crash has left uncounted is read by now."""
     assert redriven(before, written=2, skipped=1) == after
+
+
+def test_what_was_claimed_first_is_counted_later() -> None:
+    later = Fingerprint(offset=104, timestamp_ms=1_700_000_000_001, crc32=1)
+    counted = tallied(ENTRY, Counts(read=5, written=4, dead=1), later)
+    assert (counted.position, counted.counts, counted.last) == (100, Counts(105, 104, 1), later)
+    assert tallied(ENTRY, Counts(), None) == ENTRY

@@ -9,8 +9,8 @@ from pathlib import Path
 KILLER = """
 import sys
 from pathlib import Path
-from avow.local.part import Part
-class Sleeper(Part):
+from avow.local.part import ClusterPart
+class Sleeper(ClusterPart):
     def command(self): ...
 part = Sleeper("sleeper", Path(sys.argv[1]), 0)
 assert part.state == "up", part.state

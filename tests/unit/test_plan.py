@@ -122,7 +122,10 @@ def test_the_source_says_where_it_begins_and_what_stops_it(tmp_path: Path) -> No
         path.write_text(text.replace('["payments"]', f'["payments"], start = {written}'))
         source = hop(plan(load_checked(path, ENV)), "source")
         assert said in source.does
-        assert "Records that retention deleted before they were claimed stop the run, by name." in source.promises
+        assert (
+            "Records that retention deleted before they were claimed stop the run with retention-loss."
+            in source.promises
+        )
         assert source.permits == ()
     path.write_text(text.replace('["payments"]', '["payments"], on_data_loss = "skip"'))
     source = hop(plan(load_checked(path, ENV)), "source")
@@ -143,14 +146,14 @@ def test_decode_says_what_becomes_of_nulls_and_unknown_fields(tmp_path: Path) ->
     )
     assert (
         hop(planned(tmp_path, Guarantee.EXACTLY_ONCE, "upsert"), "decode").promises[-1]
-        == "A null value deletes its row."
+        == "A null value deletes the row of its key."
     )
     path = pipeline_file(tmp_path, Guarantee.EXACTLY_ONCE)
     path.write_text(
         path.read_text().replace('"json", schema = "id long not null, note string"', '"raw", tombstones="skip"')
     )
     raw = hop(plan(load_checked(path, ENV)), "decode")
-    assert raw.does == "Take each record as it is into the columns key and value (key binary, value binary)."
+    assert raw.does == "Store each record unchanged in the columns key and value (key binary, value binary)."
     assert raw.promises[1:] == ("A record with a null value is counted as skipped.",)
 
 
@@ -159,7 +162,7 @@ def test_a_transform_is_a_hop_of_its_own(tmp_path: Path) -> None:
     assert [hop.name for hop in made.hops] == ["source", "decode", "transform", "sink", "dead letters", "positions"]
     transform = hop(made, "transform")
     assert transform.does == "Pass the records through the function shop:clean."
-    assert transform.assumes[-1] == "It keeps or makes the key: id, never null."
+    assert transform.assumes[-1] == "The transform outputs the key columns id, never null."
 
 
 @pytest.mark.parametrize(("share", "shown"), [("0", "0%"), ("0.07", "7%"), ("0.0005", "0.05%"), ("1", "100%")])
@@ -175,10 +178,10 @@ def test_the_share_of_dead_letters(share: str, shown: str, tmp_path: Path) -> No
 WARNINGS = {
     "lost": "at-most-once: records can be lost",
     "doubled": "at-least-once with append: duplicates are possible after a crash",
-    "risen": "upsert: a deleted row leaves no offset behind",
-    "dedupe order": "dedupe: a key that appears in two partitions has no order",
-    "upsert order": "upsert: a key that appears in two partitions has no order",
-    "share": "dead_letters.max_share is not declared: 1% is assumed",
+    "risen": "upsert: a deleted row leaves no offset to compare with",
+    "dedupe order": "dedupe: records of one key in two partitions have no order",
+    "upsert order": "upsert: records of one key in two partitions have no order",
+    "share": "dead_letters.max_share is not declared: the default is 1%",
     "connections": "Database connections: one for the driver and one for each Python worker",
 }
 ALWAYS = {"share", "connections"}
@@ -261,7 +264,7 @@ def test_a_bad_file_ends_with_2_and_says_why(tmp_path: Path) -> None:
     path = pipeline_file(tmp_path, Guarantee.EXACTLY_ONCE, more="typo = 1")
     result = run(str(path))
     assert result.exit_code == 2
-    assert f"error: {path}:11: sink.typo: is not a key" in result.stderr
+    assert f"error: {path}:11: sink.typo: is not a known key" in result.stderr
     assert "what to do: " in result.stderr
     assert run(str(tmp_path / "none.toml")).exit_code == 2
 

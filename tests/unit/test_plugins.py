@@ -15,6 +15,7 @@ from avow.errors import ConfigError
 from avow.plan import load_checked, plan
 from avow.settings import load
 from avow.sinks import SINKS, plugin_of
+from avow.testing import install
 
 SRC = Path(plugins.__file__).parent
 FILE = """\
@@ -47,19 +48,14 @@ CELLAR = CellarPlugin()
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package with two sinks, one of which cannot be imported, as an installer leaves it."""
+def installed(tmp_path: Path) -> Iterator[Path]:
+    """A package with two sinks, one of which cannot be imported."""
     (tmp_path / "avow_cellar.py").write_text(PLUGIN)
-    info = tmp_path / "avow_cellar-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: avow-cellar\nVersion: 1.0\n")
-    points = "cellar = avow_cellar:CELLAR\nattic = avow_attic:ATTIC\npostgres = avow_cellar:CELLAR\n"
-    (info / "entry_points.txt").write_text(f"[avow.sinks]\n{points}")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins.SINKS, "_loaded", {})
-    plugins._entry_points.cache_clear()
-    yield tmp_path
-    plugins._entry_points.cache_clear()
+    points = 'cellar = "avow_cellar:CELLAR"\nattic = "avow_attic:ATTIC"\npostgres = "avow_cellar:CELLAR"\n'
+    project = '[project]\nname = "avow-cellar"\nversion = "1.0"\n[project.entry-points."avow.sinks"]\n'
+    (tmp_path / "pyproject.toml").write_text(project + points)
+    with install.installed(tmp_path):
+        yield tmp_path
 
 
 def test_a_sink_of_another_package_is_found_by_its_entry_point(installed: Path) -> None:
@@ -74,7 +70,9 @@ def test_a_sink_of_another_package_is_found_by_its_entry_point(installed: Path) 
     with pytest.raises(ConfigError) as refused:
         load(file, {})
     assert "p.toml:7: sink.shelf: should be a valid integer" in str(refused.value)
-    assert "p.toml:8: sink.shelves: is not a key, did you mean shelf?; known keys: kind, mode" in str(refused.value)
+    assert "p.toml:8: sink.shelves: is not a known key, did you mean shelf?; known keys: kind, mode" in str(
+        refused.value
+    )
 
 
 def test_avows_own_sinks_cannot_be_replaced(installed: Path) -> None:  # noqa: ARG001

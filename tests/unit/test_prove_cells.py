@@ -14,31 +14,31 @@ from avow.cli.prove import exit_code, prove, remaining
 from avow.guarantee import Anomaly, Guarantee
 from avow.prove.cells import (
     CANARIES,
+    CONSUMER,
     FAULTS,
-    HERE,
-    MEMBER,
+    GROUP_MEMBERS,
     PIPELINES,
     PLAIN,
-    SHARING,
+    SPARK_LOCAL,
     Cell,
+    CellVerdict,
+    Observation,
     Queue,
-    Seen,
-    Verdict,
     judge,
     matrix,
     quick,
     schedule,
 )
-from avow.prove.faults import BUILT
+from avow.prove.faults import IMPLEMENTED
 from avow.prove.faults.brokers import coordinating_partition
-from avow.prove.play import fit_for_more
-from avow.prove.scene import witness_of
+from avow.prove.runner import reusable_after
+from avow.prove.scenario import oracle_class
 from avow.sinks import SINKS
 
-MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
+AT_MOST, AT_LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 NUMBERS = set(range(36)) - {19}  # 19 was Spark's checkpoint: there is none
 
-FINE = Seen(fired=("it did",), check={}, audit={}, audit_verdict="held", records=100, drained=True)
+FINE = Observation(fired=("it did",), check={}, audit={}, audit_verdict="held", records=100, drained=True)
 
 
 def cell(fault: str, guarantee: Guarantee = EXACTLY, mode: str = "append") -> Cell:
@@ -50,7 +50,7 @@ def plain(fault: str, guarantee: Guarantee = EXACTLY) -> Cell:
 
 
 def test_every_fault_is_built() -> None:
-    assert BUILT.keys() == FAULTS.keys() - {"mix"}
+    assert IMPLEMENTED.keys() == FAULTS.keys() - {"mix"}
     assert {fault.number for fault in FAULTS.values()} == NUMBERS
 
 
@@ -61,7 +61,7 @@ def test_the_coordinator_is_found_by_javas_hash(name: str, hash_: int) -> None:
 
 
 def test_the_matrix_has_every_offer_of_every_sink_and_each_can_be_read_back() -> None:
-    assert len({witness_of(sink) for sink in SINKS}) == len(SINKS)
+    assert len({oracle_class(sink) for sink in SINKS}) == len(SINKS)
     offers = {(s.kind, m, g) for s in SINKS.values() for m, offer in s.offers.items() for g in offer.guarantees}
     cells = [found for found in matrix() if not found.canary]
     assert {(found.sink, found.mode, found.guarantee) for found in cells} == offers
@@ -79,7 +79,7 @@ def test_quick_has_one_cell_for_each_number_and_every_canary() -> None:
 
 
 def test_quick_of_one_engine() -> None:
-    cells = list(quick(engines=MEMBER))
+    cells = list(quick(engines=CONSUMER))
     assert {found.engine for found in cells} == {"consumer"}
     played = {fault.number for fault in FAULTS.values() if "consumer" in fault.engines}
     assert Counter(found.fault.number for found in cells) == dict.fromkeys(played, 1) | {0: len(CANARIES)}
@@ -91,10 +91,10 @@ def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them
     assert {(found.sink, found.mode) for found in cells} == {("postgres", "append")}
     assert not [found for found in matrix("upsert") if found.engine in PLAIN and found.mode != "append"]
     pipelines = {
-        found.name for found in matrix() if found.engine in MEMBER and found.column[1:3] == cells[0].column[1:3]
+        found.name for found in matrix() if found.engine in CONSUMER and found.column[1:3] == cells[0].column[1:3]
     }
     there = {f"{found.name.removesuffix('plain')}consumer" for found in cells}
-    missing = {f"topic-recreated/{word}/postgres/append/consumer" for word in (MOST, LEAST)}
+    missing = {f"topic-recreated/{word}/postgres/append/consumer" for word in (AT_MOST, AT_LEAST)}
     missing |= {name for name in pipelines if FAULTS[name.partition("/")[0]].engines == PIPELINES}
     assert pipelines - there == missing, "with the topic Kafka deletes the group's positions"
     assert there <= pipelines
@@ -104,22 +104,22 @@ def test_plain_consumers_append_to_postgres_under_every_fault_that_can_hurt_them
 
 
 def test_what_has_no_ledger_has_one_judge() -> None:
-    assert {found.guarantee for found in matrix() if not found.audited} == {MOST, LEAST}
+    assert {found.guarantee for found in matrix() if not found.audited} == {AT_MOST, AT_LEAST}
     assert {found.engine for found in matrix() if not found.audited} == {"plain"}
     seen = replace(FINE, audit_verdict="")
-    lost = plain("killed-after-claim", MOST)
-    assert judge(lost, seen)[0] is Verdict.UNPROVEN
+    lost = plain("killed-after-claim", AT_MOST)
+    assert judge(lost, seen)[0] is CellVerdict.UNPROVEN
     assert judge(lost, replace(seen, check={"lost": 2})) == (
-        Verdict.HELD,
-        "100 records; 2 lost, as permitted; one judge, for there is no ledger to audit",
+        CellVerdict.HELD,
+        "100 records; 2 lost, as permitted; judged by the check alone, because there is no ledger to audit",
     )
-    assert judge(lost, replace(seen, check={"duplicated": 1}))[0] is Verdict.BROKEN
-    assert judge(plain("retention", LEAST), replace(seen, drained=False, exit_code=12))[0] is Verdict.HELD
-    assert judge(plain("retention", LEAST), replace(seen, drained=False, exit_code=0))[0] is Verdict.BROKEN
-    swapped = plain("canary-swapped", LEAST)
-    assert judge(swapped, seen)[0] is Verdict.MISSED
-    assert judge(swapped, replace(seen, check={"lost": 1}))[0] is Verdict.CAUGHT
-    assert judge(plain("canary-drops"), replace(seen, check={"lost": 1}))[0] is Verdict.MISSED, "there it has two"
+    assert judge(lost, replace(seen, check={"duplicated": 1}))[0] is CellVerdict.BROKEN
+    assert judge(plain("retention", AT_LEAST), replace(seen, drained=False, exit_code=12))[0] is CellVerdict.HELD
+    assert judge(plain("retention", AT_LEAST), replace(seen, drained=False, exit_code=0))[0] is CellVerdict.BROKEN
+    swapped = plain("canary-swapped", AT_LEAST)
+    assert judge(swapped, seen)[0] is CellVerdict.MISSED
+    assert judge(swapped, replace(seen, check={"lost": 1}))[0] is CellVerdict.CAUGHT
+    assert judge(plain("canary-drops"), replace(seen, check={"lost": 1}))[0] is CellVerdict.MISSED, "there it has two"
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -189,7 +189,12 @@ def test_a_queue_stays_in_a_column_and_gives_every_cell_once() -> None:
     cells = [found for found in taken if found]
     assert sorted(found.name for found in cells) == sorted(found.name for found in matrix())
     canaries = [(found.engine, found.sink, found.fault.name) for found in cells if found.canary]
-    played = [(engine, sink) for engine in HERE + SHARING for sink in SINKS if engine != "plain" or sink == "postgres"]
+    played = [
+        (engine, sink)
+        for engine in SPARK_LOCAL + GROUP_MEMBERS
+        for sink in SINKS
+        if engine != "plain" or sink == "postgres"
+    ]
     assert canaries == [(*place, name) for place in played for name in CANARIES]
     assert all(found.canary for found in cells[: len(canaries)]), "before anything else"
     columns = [found.column for found in cells if not found.canary]
@@ -210,7 +215,7 @@ def test_in_a_column_what_ends_a_pipeline_comes_last() -> None:
 
 
 def test_two_at_work_take_from_different_columns_until_there_is_one() -> None:
-    cells = [cell(name, word) for name in ("zombie", "leader-killed", "jvm-killed") for word in (LEAST, EXACTLY)]
+    cells = [cell(name, word) for name in ("zombie", "leader-killed", "jvm-killed") for word in (AT_LEAST, EXACTLY)]
     queue = Queue(cells)
     first, second = queue.take(), queue.take()
     assert first
@@ -221,11 +226,11 @@ def test_two_at_work_take_from_different_columns_until_there_is_one() -> None:
 
 
 def test_only_a_clean_pipeline_goes_on_into_another_cell() -> None:
-    assert fit_for_more(cell("zombie"), FINE)
-    assert not fit_for_more(cell("zombie", MOST), replace(FINE, check={"lost": 1})), "permitted, and there to stay"
-    assert not fit_for_more(cell("zombie", LEAST), replace(FINE, audit={"ledger-behind": 1}))
-    assert not fit_for_more(cell("retention"), FINE)
-    assert not fit_for_more(cell("disk-full-lake"), FINE)
+    assert reusable_after(cell("zombie"), FINE)
+    assert not reusable_after(cell("zombie", AT_MOST), replace(FINE, check={"lost": 1})), "permitted, and there to stay"
+    assert not reusable_after(cell("zombie", AT_LEAST), replace(FINE, audit={"ledger-behind": 1}))
+    assert not reusable_after(cell("retention"), FINE)
+    assert not reusable_after(cell("disk-full-lake"), FINE)
 
 
 def test_remaining() -> None:
@@ -235,9 +240,9 @@ def test_remaining() -> None:
 
 
 def test_what_must_show_is_what_the_guarantee_permits() -> None:
-    assert cell("killed-after-claim", MOST).must_show is Anomaly.LOST
-    assert cell("killed-after-write", LEAST).must_show is Anomaly.DUPLICATED
-    assert cell("killed-after-write", LEAST, "upsert").must_show is None, "a key is there once, whatever happens"
+    assert cell("killed-after-claim", AT_MOST).must_show is Anomaly.LOST
+    assert cell("killed-after-write", AT_LEAST).must_show is Anomaly.DUPLICATED
+    assert cell("killed-after-write", AT_LEAST, "upsert").must_show is None, "a key is there once, whatever happens"
     assert all(found.must_show is None for found in matrix() if found.guarantee is EXACTLY)
     shown = {(found.fault.name, found.sink) for found in matrix() if found.must_show}
     assert {sink for name, sink in shown if name == "killed-after-claim"} == SINKS.keys()
@@ -250,7 +255,7 @@ def test_a_schedule_is_its_seed(name: str) -> None:
     one = cell(name)
     assert schedule(one, 7) == schedule(one, 7)
     assert schedule(one, 7) != schedule(one, 8)
-    assert schedule(one, 7) != schedule(replace(one, guarantee=LEAST), 7), "cells do not march in step"
+    assert schedule(one, 7) != schedule(replace(one, guarantee=AT_LEAST), 7), "cells do not march in step"
 
 
 def test_a_mix_is_quiet_a_quarter_of_the_time_and_goes_on_as_long_as_asked() -> None:
@@ -263,83 +268,85 @@ def test_a_mix_is_quiet_a_quarter_of_the_time_and_goes_on_as_long_as_asked() -> 
 
 
 def test_held() -> None:
-    assert judge(cell("zombie"), FINE) == (Verdict.HELD, "100 records")
+    assert judge(cell("zombie"), FINE) == (CellVerdict.HELD, "100 records")
 
 
 @pytest.mark.parametrize("who", ["check", "audit"])
 @pytest.mark.parametrize("kind", ["lost", "duplicated", "phantom", "aborted-read", "corrupted", "reordered"])
 def test_a_forbidden_anomaly_breaks_whoever_sees_it(who: str, kind: str) -> None:
     verdict, why = judge(cell("zombie"), replace(FINE, fired=("",), **{who: {kind: 3}}))  # type: ignore[arg-type]
-    assert verdict is Verdict.BROKEN, "even if the fault did not fire"
+    assert verdict is CellVerdict.BROKEN, "even if the fault did not fire"
     assert f"3 {kind} ({who})" in why
 
 
 @pytest.mark.parametrize("word", Guarantee)
 def test_what_a_live_reader_saw_must_be_what_is_there_under_every_word(word: Guarantee) -> None:
     one = Cell(FAULTS["zombie"], word, "kafka")
-    assert judge(one, FINE)[0] is Verdict.HELD
+    assert judge(one, FINE)[0] is CellVerdict.HELD
     for kind in ("lost", "duplicated", "aborted-read", "reordered"):
         verdict, why = judge(one, replace(FINE, live={kind: 2}))
-        assert verdict is Verdict.BROKEN
+        assert verdict is CellVerdict.BROKEN
         assert f"2 {kind} (live reader)" in why
 
 
 def test_a_fault_that_did_not_fire_proves_nothing() -> None:
-    assert judge(cell("zombie"), replace(FINE, fired=("yes", "")))[0] is Verdict.UNKNOWN
-    assert judge(cell("zombie"), replace(FINE, fired=()))[0] is Verdict.UNKNOWN
+    assert judge(cell("zombie"), replace(FINE, fired=("yes", "")))[0] is CellVerdict.UNKNOWN
+    assert judge(cell("zombie"), replace(FINE, fired=()))[0] is CellVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("changed", [{"records": 0}, {"drained": False}, {"kafka_lost": 1}])
 def test_what_was_not_seen_is_unknown(changed: dict[str, object]) -> None:
-    assert judge(cell("zombie"), replace(FINE, **changed))[0] is Verdict.UNKNOWN  # type: ignore[arg-type]
+    assert judge(cell("zombie"), replace(FINE, **changed))[0] is CellVerdict.UNKNOWN  # type: ignore[arg-type]
 
 
 def test_a_permitted_anomaly_must_show_where_it_is_due() -> None:
-    due = cell("killed-after-claim", MOST)
-    assert judge(due, FINE)[0] is Verdict.UNPROVEN
-    assert judge(due, replace(FINE, check={"lost": 5}, audit={"lost": 5}))[0] is Verdict.HELD
-    assert judge(due, replace(FINE, check={"lost": 5}, audit={"lost": 4}))[0] is Verdict.UNKNOWN, "the judges disagree"
-    assert judge(due, replace(FINE, check={"duplicated": 1}))[0] is Verdict.BROKEN
+    due = cell("killed-after-claim", AT_MOST)
+    assert judge(due, FINE)[0] is CellVerdict.UNPROVEN
+    assert judge(due, replace(FINE, check={"lost": 5}, audit={"lost": 5}))[0] is CellVerdict.HELD
+    assert judge(due, replace(FINE, check={"lost": 5}, audit={"lost": 4}))[0] is CellVerdict.UNKNOWN, (
+        "the judges disagree"
+    )
+    assert judge(due, replace(FINE, check={"duplicated": 1}))[0] is CellVerdict.BROKEN
 
 
 def test_a_named_stop() -> None:
     due = cell("retention")
     stopped = replace(FINE, drained=False, exit_code=12, audit={"retention-loss": 40})
-    assert judge(due, stopped)[0] is Verdict.HELD
-    assert judge(due, replace(stopped, exit_code=0))[0] is Verdict.BROKEN
-    assert judge(due, replace(stopped, audit={}))[0] is Verdict.BROKEN
-    assert judge(due, replace(stopped, check={"lost": 1}))[0] is Verdict.BROKEN
+    assert judge(due, stopped)[0] is CellVerdict.HELD
+    assert judge(due, replace(stopped, exit_code=0))[0] is CellVerdict.BROKEN
+    assert judge(due, replace(stopped, audit={}))[0] is CellVerdict.BROKEN
+    assert judge(due, replace(stopped, check={"lost": 1}))[0] is CellVerdict.BROKEN
 
 
 def test_without_a_crash_not_even_what_is_permitted_may_appear() -> None:
-    one = cell("poison-records", MOST)
-    assert judge(one, FINE)[0] is Verdict.HELD
-    assert judge(one, replace(FINE, check={"lost": 1}, audit={"lost": 1}))[0] is Verdict.BROKEN
+    one = cell("poison-records", AT_MOST)
+    assert judge(one, FINE)[0] is CellVerdict.HELD
+    assert judge(one, replace(FINE, check={"lost": 1}, audit={"lost": 1}))[0] is CellVerdict.BROKEN
     stop = replace(FINE, drained=False, exit_code=14)
-    assert judge(cell("dead-letter-stop", MOST), stop)[0] is Verdict.HELD, "the audit has no word for it"
-    assert judge(cell("dead-letter-stop", MOST), replace(stop, check={"lost": 1}))[0] is Verdict.BROKEN
+    assert judge(cell("dead-letter-stop", AT_MOST), stop)[0] is CellVerdict.HELD, "the audit has no word for it"
+    assert judge(cell("dead-letter-stop", AT_MOST), replace(stop, check={"lost": 1}))[0] is CellVerdict.BROKEN
 
 
 def test_what_a_fault_destroys_is_not_the_pipelines_loss() -> None:
     due = Cell(FAULTS["output-recreated-live"], EXACTLY, "kafka")
     stopped = replace(FINE, drained=False, exit_code=10, check={"lost": 9}, audit={"lost": 9, "topic-recreated": 9})
-    assert judge(due, stopped)[0] is Verdict.HELD
-    assert judge(due, replace(stopped, exit_code=0))[0] is Verdict.BROKEN
-    assert judge(due, replace(stopped, check={"duplicated": 1}))[0] is Verdict.BROKEN
+    assert judge(due, stopped)[0] is CellVerdict.HELD
+    assert judge(due, replace(stopped, exit_code=0))[0] is CellVerdict.BROKEN
+    assert judge(due, replace(stopped, check={"duplicated": 1}))[0] is CellVerdict.BROKEN
 
 
 def test_what_the_run_itself_did_wrong_breaks() -> None:
     verdict, why = judge(cell("refused-start"), replace(FINE, violations=("the healthy run ended with 13",)))
-    assert verdict is Verdict.BROKEN
+    assert verdict is CellVerdict.BROKEN
     assert "the healthy run ended with 13" in why
 
 
 def test_a_canary_must_be_seen_by_both_judges() -> None:
     due = cell("canary-drops")
     lost = {"lost": 2}
-    assert judge(due, replace(FINE, check=lost, audit=lost))[0] is Verdict.CAUGHT
-    assert judge(due, replace(FINE, check=lost))[0] is Verdict.MISSED
-    assert judge(due, FINE)[0] is Verdict.MISSED
+    assert judge(due, replace(FINE, check=lost, audit=lost))[0] is CellVerdict.CAUGHT
+    assert judge(due, replace(FINE, check=lost))[0] is CellVerdict.MISSED
+    assert judge(due, FINE)[0] is CellVerdict.MISSED
 
 
 @pytest.mark.parametrize(
@@ -355,4 +362,4 @@ def test_a_canary_must_be_seen_by_both_judges() -> None:
     ],
 )
 def test_exit_codes(told: list[str], code: int) -> None:
-    assert exit_code(Counter(map(Verdict, told))) == code
+    assert exit_code(Counter(map(CellVerdict, told))) == code

@@ -84,11 +84,11 @@ def test_an_unknown_record_that_the_log_lacks_and_the_table_has_is_a_phantom() -
 
 
 def test_dead_letters_are_accounted_for() -> None:
-    assert compare(TEN, ROWS[1:], dead=[(0, 0)]).anomalies == {}
+    assert compare(TEN, ROWS[1:], dead_letters=[(0, 0)]).anomalies == {}
 
 
 def test_beyond_the_position_nothing_is_expected() -> None:
-    found = compare(TEN, [one for one in ROWS if one.offset < 3], until={0: 3, 1: 3})
+    found = compare(TEN, [one for one in ROWS if one.offset < 3], stopped_at={0: 3, 1: 3})
     assert (found.anomalies, found.records) == ({}, 6)
 
 

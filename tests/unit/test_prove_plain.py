@@ -9,11 +9,11 @@ from click.testing import CliRunner
 
 from avow.cli import main
 from avow.guarantee import Guarantee
-from avow.prove import plain
+from avow.prove import plain_consumer
 
 
 def command(word: Guarantee, seed: int) -> list[str]:
-    return plain.command(word, "t", "127.0.0.1:1,127.0.0.1:2", {"session.timeout.ms": 6000}, Random(seed))
+    return plain_consumer.command(word, "t", "127.0.0.1:1,127.0.0.1:2", {"session.timeout.ms": 6000}, Random(seed))
 
 
 @pytest.mark.parametrize("word", Guarantee)
@@ -22,16 +22,16 @@ def test_a_member_declares_the_word(word: Guarantee) -> None:
     said = CliRunner(env={"DATABASE_URL": "postgresql://me@localhost/scratch"}).invoke(main, asked)
     assert said.exit_code == 0, said.output
     assert said.output.startswith(f"{word}: ")
-    tried = "is not tried again" if word is Guarantee.AT_MOST_ONCE else f"is tried {plain.RETRIES} more times"
+    tried = "is not retried" if word is Guarantee.AT_MOST_ONCE else f"is retried {plain_consumer.RETRIES} times"
     assert tried in said.output
     assert "--kafka session.timeout.ms=6000" in " ".join(asked)
 
 
 def test_the_seed_chooses_how_it_commits_where_the_word_leaves_that_open() -> None:
-    def chosen(word: Guarantee) -> set[str]:
+    def targets(word: Guarantee) -> set[str]:
         found = [command(word, seed) for seed in range(30)]
         return {line[line.index("--commit") + 1] for line in found if "--commit" in line}
 
-    assert chosen(Guarantee.AT_LEAST_ONCE) == set(plain.COMMITS)
+    assert targets(Guarantee.AT_LEAST_ONCE) == set(plain_consumer.COMMITS)
     assert command(Guarantee.AT_LEAST_ONCE, 7) == command(Guarantee.AT_LEAST_ONCE, 7)
-    assert not chosen(Guarantee.AT_MOST_ONCE) | chosen(Guarantee.EXACTLY_ONCE)
+    assert not targets(Guarantee.AT_MOST_ONCE) | targets(Guarantee.EXACTLY_ONCE)

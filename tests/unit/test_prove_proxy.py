@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 import pytest
 
 from avow.local.cluster import PortPicker
-from avow.prove.proxy import LostReply, Proxy, Way
+from avow.prove.proxy import Direction, LostReply, Proxy
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -101,7 +101,7 @@ def test_a_delay_is_a_delay(proxy: Proxy) -> None:
 
 def test_one_way_the_request_arrives_and_the_answer_waits_for_the_heal(proxy: Proxy) -> None:
     with closing(connect(proxy)) as client:
-        proxy.hold(Way.DOWN)
+        proxy.hold(Direction.DOWN)
         client.sendall(b"late")
         client.settimeout(0.3)
         with pytest.raises(TimeoutError):

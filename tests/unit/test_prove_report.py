@@ -11,7 +11,7 @@ from avow.prove.history import History
 HELD, LOST = "zombie/exactly-once/postgres/append/spark", "killed-after-claim/at-most-once/postgres/append/spark"
 
 
-def told(folder: Path) -> None:
+def record_verdict(folder: Path) -> None:
     log = History(folder)
     log.add("proof", seed=7, versions={"kafka": "4"})
     for cell, check in ((HELD, {}), (LOST, {"lost": 1234})):
@@ -26,7 +26,7 @@ def told(folder: Path) -> None:
 
 
 def test_what_was_added_is_read_back_and_adding_goes_on(tmp_path: Path) -> None:
-    told(tmp_path)
+    record_verdict(tmp_path)
     before = history.FILE, (tmp_path / history.FILE).read_bytes()
     log = History(tmp_path)
     log.add("verdict", HELD, verdict="unknown")
@@ -39,7 +39,7 @@ def test_what_was_added_is_read_back_and_adding_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
-    told(tmp_path)
+    record_verdict(tmp_path)
     path = tmp_path / history.FILE
     path.write_bytes(path.read_bytes()[:-30])
     assert LOST not in history.verdicts(tmp_path)
@@ -55,7 +55,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
 
 
 def test_the_report_stands_alone_and_shows_everything(tmp_path: Path) -> None:
-    told(tmp_path)
+    record_verdict(tmp_path)
     page, text = (path.read_text(encoding="utf-8") for path in report.write(tmp_path))
     assert "<b>2</b> held" in page
     assert all(f'href="#{name.replace("/", "-")}"' in page for name in (HELD, LOST))
@@ -70,7 +70,7 @@ def test_the_report_stands_alone_and_shows_everything(tmp_path: Path) -> None:
 
 
 def test_the_timeline_is_well_formed_and_within_its_box(tmp_path: Path) -> None:
-    told(tmp_path)
+    record_verdict(tmp_path)
     _, cells = report.load(tmp_path)
     drawn = ElementTree.fromstring(report.timeline(cells[0]))
     (line,) = drawn.iter("polyline")
@@ -81,7 +81,7 @@ def test_the_timeline_is_well_formed_and_within_its_box(tmp_path: Path) -> None:
 
 
 def test_a_cell_played_again_shows_the_last_time(tmp_path: Path) -> None:
-    told(tmp_path)
-    told(tmp_path)
+    record_verdict(tmp_path)
+    record_verdict(tmp_path)
     _, cells = report.load(tmp_path)
     assert [(cell.name, len(cell.rows)) for cell in cells] == [(HELD, 2), (LOST, 2)]

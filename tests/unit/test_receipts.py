@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import avow
-from avow.clients.outcome import Answer, Ask, Evidence, Receipt, State, judge, judge_up_to
+from avow.clients.outcome import Answer, Ask, Receipt, ReceiptEvidence, State, judge, judge_up_to
 from avow.guarantee import Guarantee
 from avow.ledger import NOTHING, Counts, Entry, OffsetRange
 from avow.settings import Mode
-from avow.sinks.base import Claimed, DeadLetter, Held
+from avow.sinks.base import Claimed, DeadLetter, PartitionState
 
 AMO, ALO, EOS = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -23,22 +23,22 @@ START, POSITION = 10, 20
 LETTER = DeadLetter("t", 0, 15, 0, None, b"{", [], "not-json", "expected a name")
 
 
-def held(counts: Counts) -> Held:
-    return Held(Entry(POSITION, "id", 1, counts), START)
+def held(counts: Counts) -> PartitionState:
+    return PartitionState(Entry(POSITION, "id", 1, counts), START)
 
 
 def said(
     offset: int,
     word: Guarantee,
     mode: Mode,
-    ledger: Held | None,
+    ledger: PartitionState | None,
     *,
     letter: DeadLetter | None = None,
     claim: Claimed | None = None,
     record: bool | None = True,
 ) -> Answer:
     """The judgement when every question is answered with what is given."""
-    known, answers = Evidence(ledger), {Ask.LETTER: letter, Ask.CLAIM: claim, Ask.RECORD: record}
+    known, answers = ReceiptEvidence(ledger), {Ask.DEAD_LETTER: letter, Ask.CLAIM: claim, Ask.RECORD: record}
     receipt = Receipt("t", 0, offset)
     while isinstance(found := judge(receipt, word, mode, known), Ask):
         assert found not in known.asked, "nothing is asked twice"
@@ -112,7 +112,7 @@ def test_the_words_tell_what_the_mode_makes_of_it() -> None:
     full = held(Counts(10, 10))
     assert said(15, EOS, "append", full).detail == "it is in the sink"
     assert said(15, ALO, "append", full).detail == "it is in the sink, perhaps more than once"
-    assert "from a later record" in said(15, EOS, "upsert", full).detail
+    assert "by this record or a later one" in said(15, EOS, "upsert", full).detail
     some = held(Counts(10, 9, 0, 1))
     assert said(15, EOS, "dedupe", some).detail.endswith("one row per key")
     assert "row per key" not in said(15, EOS, "append", some).detail
@@ -141,7 +141,7 @@ def test_a_claim_counts_under_its_own_word() -> None:
     ],
 )
 def test_what_the_log_says_of_a_record_that_is_not_there_yet(log: tuple[int, int], state: State, words: str) -> None:
-    found = judge(Receipt("t", 0, 25), EOS, "append", Evidence(held(Counts(10, 10)), log=log))
+    found = judge(Receipt("t", 0, 25), EOS, "append", ReceiptEvidence(held(Counts(10, 10)), log=log))
     assert isinstance(found, Answer)
     assert (found.state, words in found.detail) == (state, True), found.detail
 
@@ -166,7 +166,7 @@ def test_all_up_to_a_record(counts: Counts, dead: int | None, states: tuple[Stat
         assert isinstance(found, Answer)
         assert found.state is state
     if dead is not None:
-        assert judge_up_to(Receipt("t", 0, 19), EOS, held(counts), None) is Ask.LETTER
+        assert judge_up_to(Receipt("t", 0, 19), EOS, held(counts), None) is Ask.DEAD_LETTER
 
 
 def test_public_names_come_when_they_are_asked_for() -> None:
@@ -177,7 +177,7 @@ def test_public_names_come_when_they_are_asked_for() -> None:
 
 def test_a_receipt_alone_has_nobody_to_ask() -> None:
     assert str(Receipt("t", 3, 17)) == "t/3/17"
-    with pytest.raises(TypeError, match="nobody to ask"):
+    with pytest.raises(TypeError, match="not created by Receipts"):
         Receipt("t", 3, 17).wait(0)
 
 
@@ -255,7 +255,7 @@ def test_nothing_false_is_said(given_history: tuple[Mode, bool, list[Happened]],
         truths += [one.truth(index) for index in range(len(one.fates))]
         position = done.until
     total = sum((one.now for one in history), NOTHING)
-    ledger = Held(Entry(position, "id", 1, total), START)
+    ledger = PartitionState(Entry(position, "id", 1, total), START)
     for index, truth in enumerate(truths):
         claim = claims[index] if kept else None
         letter = LETTER if truth == "dead" else None

@@ -16,9 +16,9 @@ from rich.pretty import pretty_repr
 
 from avow.cli import main
 from avow.errors import ConfigError
-from avow.kafka.connect import strike
+from avow.kafka.connect import redact
 from avow.plan import load_checked, plan
-from avow.settings import PipelineConfig, Section, load, revealed
+from avow.settings import PipelineConfig, Section, load, unwrap_secrets
 from avow.sinks.postgres.config import PostgresConfig
 
 NEEDLE = "hunter2"  # in every secret below, and nowhere else
@@ -201,7 +201,7 @@ def test_a_key_of_the_environment_that_is_no_column_is_not_quoted(tmp_path: Path
     path.write_text(path.read_text().replace('key = ["id"]', 'key = ["${env:SECRET}"]'))
     env = {"SECRET": "hunter2"}
     with pytest.raises(
-        ConfigError, match=r"sink\.key\[0\]: the value of SECRET is refused; columns of decode"
+        ConfigError, match=r"sink\.key\[0\]: the value of SECRET is not valid; columns of decode"
     ) as refused:
         load(path, env)
     assert NEEDLE not in everything_told(refused.value)
@@ -211,7 +211,7 @@ def test_a_column_from_the_environment_that_meets_ours_is_not_quoted(tmp_path: P
     path = file(tmp_path, 'schema = "id long not null, k_id long not null"', 'schema = "${env:SECRET}"')
     path.write_text(path.read_text().replace("_kafka_", "hunter2").replace('"hunter2"', '"${env:PREFIX}"'))
     env = {"SECRET": "hunter2topic long", "PREFIX": "hunter2"}
-    with pytest.raises(ConfigError, match=r"decode\.schema: the value of SECRET is refused; another name") as refused:
+    with pytest.raises(ConfigError, match=r"decode\.schema: the value of SECRET is not valid; another name") as refused:
         load(path, env)
     assert NEEDLE not in everything_told(refused.value)
 
@@ -242,7 +242,7 @@ def test_a_secret_in_the_file_is_not_shown(case: str, tmp_path: Path) -> None:
 def test_a_secret_in_the_file_is_warned_of(case: str, key: str, tmp_path: Path) -> None:
     pipeline = load_checked(file(tmp_path, *IN_FILE[case]), {"SECRET": "db"})
     assert pipeline.secrets_in_file == (key,)
-    assert any(warning.startswith(f"{key} holds a secret in the file itself") for warning in plan(pipeline).warnings)
+    assert any(warning.startswith(f"{key} contains a secret in the file") for warning in plan(pipeline).warnings)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_url_without_a_secret_of_its_own_is_not_warned_of(url: str, tmp_path: 
 def test_the_secrets_are_there_for_who_needs_them(tmp_path: Path) -> None:
     path = file(tmp_path, 'client.id = "x"', 'sasl.password = "${env:SECRET}"')
     pipeline = load(path, {"SECRET": "hunter2"})
-    assert revealed(pipeline.source.kafka) == {"sasl.password": "hunter2"}
+    assert unwrap_secrets(pipeline.source.kafka) == {"sasl.password": "hunter2"}
 
 
 def test_pydantics_own_error_does_not_echo_its_input() -> None:
@@ -279,5 +279,5 @@ def test_pydantics_own_error_does_not_echo_its_input() -> None:
 
 def test_only_what_may_be_a_secret_is_struck_out() -> None:
     text = "SASL authentication error: SSL handshake of SASL_SSL failed for hunter2 (after 5000ms)"
-    struck = strike(["SASL_SSL", "PLAIN", "hunter2", "me"], text)
+    struck = redact(["SASL_SSL", "PLAIN", "hunter2", "me"], text)
     assert struck == text.replace("hunter2", "***")

@@ -13,7 +13,7 @@ import pytest
 
 from avow.engines.session import JAVA, JAVA_SHORT, spark_settings
 from avow.local import java
-from avow.local import spark as local_spark
+from avow.local.class_archive import ClassArchive
 from avow.plan import load_checked
 
 FILE = Path(__file__).parents[2] / "examples" / "payments.toml"
@@ -69,13 +69,13 @@ def test_an_archive_of_other_jars_is_not_offered(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jar = tmp_path / "a.jar"
     jar.write_bytes(b"a jar")
-    monkeypatch.setattr(local_spark, "_class_path", lambda: [jar])
-    made = local_spark._archive_path()
+    archive = ClassArchive("Spark", "", tmp_path, [jar])
+    made = archive.path
     made.parent.mkdir()
     made.touch()
-    assert local_spark.archive() == made
+    assert archive.made() == made
     os.utime(jar, (1, 1))
-    assert local_spark.archive() is None
+    assert archive.made() is None
 
 
 def test_a_worker_keeps_the_zips_of_the_users_own(tmp_path: Path) -> None:
@@ -173,3 +173,18 @@ def test_settings_are_not_in_the_command_line_and_the_log_is_private(tmp_path: P
     assert told["arguments"] is None
     left = [one.name for one in temporary.iterdir() if not one.name.endswith(".log")]
     assert left == [], "no file with secrets"
+
+
+CLIENT_ALONE = """
+import sys
+for name in ("py4j", "pyspark.core", "pyspark.java_gateway"):  # as pyspark-client is installed
+    sys.modules[name] = None
+import avow.audit.spark, avow.engines.redrive, avow.engines.spark, avow.local.spark, avow.pipeline
+from pyspark.util import is_remote_only
+assert is_remote_only()
+"""
+
+
+def test_nothing_that_a_run_imports_needs_more_than_the_client_of_spark_connect() -> None:
+    done = subprocess.run([sys.executable, "-c", CLIENT_ALONE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

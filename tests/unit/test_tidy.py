@@ -103,7 +103,6 @@ def test_every_make_target_has_its_help() -> None:
 # Who may read or change the environment, and what for. None of it changes what a pipeline delivers, or in which order:
 # hooks that do are values that tests and the proof pass in (``avow.prove.hooked`` is their only door).
 ENVIRONMENT = {
-    "cli/dashboard.py": "PostgreSQL's own time-outs, for the pages",
     "cli/demo.py": "what it gives to the commands that it starts",
     "dashboard/jobs.py": "what it gives to the processes that it starts",
     "engines/session.py": "pyspark's own variables, restored at once",
@@ -111,10 +110,12 @@ ENVIRONMENT = {
     "local/jars.py": "where jars are kept and fetched from",
     "local/java.py": "JAVA_HOME",
     "local/part.py": "what it gives to the processes that it starts",
-    "local/spark.py": "the folder for caches; pyspark's own variable in a process of its own",
+    "local/class_archive.py": "the folder for caches",
+    "local/spark.py": "pyspark's own variable in a process of its own",
     "pipeline.py": "what ${env:NAME} is filled in from",
     "plan.py": "what ${env:NAME} is filled in from",
     "settings/read.py": "what ${env:NAME} is filled in from",
+    "testing/install.py": "PYTHONPATH, for the processes of a test",
 }
 
 

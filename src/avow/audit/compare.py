@@ -4,25 +4,25 @@ Theory of operation
 -------------------
 Both sides come in ascending order of offsets, window by window; a window ends between two offsets, so all rows of one
 record are in one window. A row is a number here, its *code*: equal codes stand for equal rows, within one window. For
-each offset, the rows that are due and the rows that are there are two bags of codes:
+each offset, the expected rows and the actual rows are two multisets of codes:
 
 ====================================  =======================================================
-rows of a record that is there        the anomaly
+actual rows of a record               the anomaly
 ====================================  =======================================================
-fewer than due                        lost, unless the record is among the dead letters
-more than due                         duplicated
-a code that is not due                corrupted (the caller looks at the values: perhaps coerced)
+fewer than expected                   lost, unless the record is among the dead letters
+more than expected                    duplicated
+a code that is not expected           corrupted (the caller compares the values: perhaps coerced)
 any, and a dead letter too            double-counted
 ====================================  =======================================================
 
-A record can also give no row (it is dead, or left out by declaration), and a row can have no record (phantom). Which of
-the two it is, ``records`` says: it is told every visible offset, for the same window or for many windows at once, since
+A record can also have no row (it is a dead letter, or skipped by declaration), and a row can have no record (phantom).
+``records`` decides which: it gets every visible offset, for the same window or for many windows at once, because
 behind a SQL transform the records are known only at the end.
 
-A record is *written* if a row of it is there, else *dead* if a letter is, else *lost* if something was due, else
+A record is *written* if it has a row, else *dead* if it has a dead letter, else *lost* if a row was expected, else
 *skipped*. So read = written + dead + skipped + lost, always. With a key (dedupe, upsert) a row may rightly be absent:
-another record of its key took its place. There nothing is lost by offset; ``keys`` judges that. Where rows do not say
-which record they came from, nothing is there to be compared here; ``content`` judges that.
+another record of its key took its place. There nothing is lost by offset; ``keys`` judges that. Where rows carry no
+lineage, there is nothing to compare by offset; ``content`` judges that.
 
 Owns: these rules. Must not know: Arrow, Kafka, Spark, any sink, the ledger. Neighbours: ``findings`` (names and spans)
 and ``values`` (which makes the codes).
@@ -31,7 +31,7 @@ and ``values`` (which makes the codes).
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -46,14 +46,14 @@ By = Mode | Literal["content"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CodedRows:
     """Rows of one window, ascending by offset."""
 
     offsets: Offsets  # an offset stands there once per row
     codes: npt.NDArray[np.int64]
 
 
-NO_ROWS = Rows(NONE, NONE)
+NO_ROWS = CodedRows(NONE, NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,7 @@ class Tally:
     unchecked: int = 0  # rows and dead letters whose record is no longer in the topic: retention, compaction
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.read + other.read,
-            self.written + other.written,
-            self.dead + other.dead,
-            self.skipped + other.skipped,
-            self.lost + other.lost,
-            self.unchecked + other.unchecked,
-        )
+        return Tally(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,50 +88,50 @@ class _Pending:
     begin: int
     unexpected: list[Offsets] = field(default_factory=list)  # have rows, and none is due
     doubled: list[Offsets] = field(default_factory=list)  # have rows and a dead letter
-    letters: list[Offsets] = field(default_factory=list)
+    dead_letters: list[Offsets] = field(default_factory=list)
 
 
 class Comparison:
     """Compares one partition. ``compacted``: its topic lets records go, so a row without one proves nothing."""
 
     def __init__(self, topic: str, partition: int, start: int, by: By = "append", *, compacted: bool = False) -> None:
-        self._where = (topic, partition)
+        self._tp = (topic, partition)
         self._by = by
         self._compacted = compacted
         # The last window: the offsets that are due rows, and its begin and end. A window without any such offset
         # belongs to the next, so that what lies on both sides of it can be joined.
-        self._due = (NONE, start, start)
+        self._expected = (NONE, start, start)
         self._pending = _Pending(start)
         self._spans: defaultdict[Kind, Spans] = defaultdict(Spans)
         self._columns: defaultdict[Kind, set[str]] = defaultdict(set)
         self._tally = Tally()
 
-    def rows(self, until: int, due: Rows, there: Rows, letters: Offsets = NONE) -> Offsets:
+    def rows(self, until: int, expected: CodedRows, actual: CodedRows, dead_letters: Offsets = NONE) -> Offsets:
         """The next window, up to ``until``. Gives the offsets whose rows are not what is due, for ``changed``."""
-        bags = Bags.of(due, there)
-        _, begin, end = self._due
-        self._due = (bags.offsets[bags.due > 0], end if len(self._due[0]) else begin, until)
-        has_letter = np.isin(bags.offsets, letters)
-        is_due, is_there = bags.due > 0, bags.there > 0
+        bags = Bags.of(expected, actual)
+        _, begin, end = self._expected
+        self._expected = (bags.offsets[bags.expected > 0], end if len(self._expected[0]) else begin, until)
+        has_dead_letter = np.isin(bags.offsets, dead_letters)
+        is_expected, is_actual = bags.expected > 0, bags.actual > 0
         missing = bags.missing - bags.alien  # an alien row stands in a missing one's place
         surplus = bags.surplus + np.maximum(-missing, 0)
         if self._by == "append":
-            self._spans[Kind.LOST].add(bags.offsets[is_due & ~has_letter & (missing > 0)], *self._due)
-        self._spans[Kind.DUPLICATED].add(bags.offsets[is_due & (surplus > 0)], *self._due)
-        self._spans[Kind.DOUBLE_COUNTED].add(bags.offsets[is_there & has_letter])
-        gone = is_due & ~is_there & ~has_letter & (self._by == "append")
+            self._spans[Kind.LOST].add(bags.offsets[is_expected & ~has_dead_letter & (missing > 0)], *self._expected)
+        self._spans[Kind.DUPLICATED].add(bags.offsets[is_expected & (surplus > 0)], *self._expected)
+        self._spans[Kind.DOUBLE_COUNTED].add(bags.offsets[is_actual & has_dead_letter])
+        gone = is_expected & ~is_actual & ~has_dead_letter & (self._by == "append")
         # Under upsert a record is written when it was applied, also if a later one has replaced it since. By content it
         # counts as written until it turns out to be lost.
-        written = (is_due if self._by in ("upsert", "content") else is_due & is_there) & ~has_letter
+        written = (is_expected if self._by in ("upsert", "content") else is_expected & is_actual) & ~has_dead_letter
         self._count(lost=int(gone.sum()), written=int(written.sum()))
-        self._pending.unexpected.append(bags.offsets[~is_due])
-        self._pending.doubled.append(bags.offsets[is_there & has_letter])
-        self._pending.letters.append(letters)
-        return bags.offsets[is_due & (bags.alien > 0)]
+        self._pending.unexpected.append(bags.offsets[~is_expected])
+        self._pending.doubled.append(bags.offsets[is_actual & has_dead_letter])
+        self._pending.dead_letters.append(dead_letters)
+        return bags.offsets[is_expected & (bags.alien > 0)]
 
     def changed(self, kind: Kind, offsets: Offsets, columns: set[str]) -> None:
         """Offsets that the last ``rows`` gave, named: corrupted or coerced, and in which columns."""
-        self._spans[kind].add(offsets, *self._due)
+        self._spans[kind].add(offsets, *self._expected)
         self._columns[kind] |= columns
 
     def records(self, until: int, visible: Offsets, dead: Offsets = NONE, deletes: Offsets = NONE) -> None:
@@ -146,18 +139,18 @@ class Comparison:
         dead letters of, and those that delete a row."""
         pending = self._pending
         self._pending = _Pending(until if len(visible) else pending.begin)
-        unexpected, doubled, letters = map(_joined, (pending.unexpected, pending.doubled, pending.letters))
+        unexpected, doubled, dead_letters = map(_joined, (pending.unexpected, pending.doubled, pending.dead_letters))
         has_record = np.isin(unexpected, visible)
-        no_row_due = unexpected[has_record & ~np.isin(unexpected, doubled)]
-        self._spans[Kind.CORRUPTED].add(no_row_due)
-        self._without_record(np.union1d(unexpected[~has_record], np.setdiff1d(letters, visible)))
-        lost = np.setdiff1d(dead, np.union1d(letters, unexpected))
+        no_row_expected = unexpected[has_record & ~np.isin(unexpected, doubled)]
+        self._spans[Kind.CORRUPTED].add(no_row_expected)
+        self._without_record(np.union1d(unexpected[~has_record], np.setdiff1d(dead_letters, visible)))
+        lost = np.setdiff1d(dead, np.union1d(dead_letters, unexpected))
         self._spans[Kind.LOST].add(lost, visible, pending.begin, until)
-        buried = np.intersect1d(letters, visible)
+        dead_visible = np.intersect1d(dead_letters, visible)
         self._count(
             read=len(visible),
-            written=len(np.union1d(no_row_due, np.setdiff1d(deletes, letters))),
-            dead=len(buried),
+            written=len(np.union1d(no_row_expected, np.setdiff1d(deletes, dead_letters))),
+            dead=len(dead_visible),
             lost=len(lost),
         )
 
@@ -175,11 +168,11 @@ class Comparison:
         tally = self._tally
         skipped = tally.read - tally.written - tally.dead - tally.lost
         findings = tuple(
-            Finding(kind, *self._where, spans.joined(), spans.count, tuple(sorted(self._columns[kind])))
+            Finding(kind, *self._tp, spans.joined(), spans.count, tuple(sorted(self._columns[kind])))
             for kind in Kind
             if (spans := self._spans[kind]).count
         )
-        return Compared(*self._where, replace(tally, skipped=skipped), findings)
+        return Compared(*self._tp, replace(tally, skipped=skipped), findings)
 
     def _without_record(self, offsets: Offsets) -> None:
         if self._compacted:
@@ -196,36 +189,36 @@ class Bags:
     """For each offset that has a row on either side, how many rows of which sort."""
 
     offsets: Offsets
-    due: npt.NDArray[np.int64]
-    there: npt.NDArray[np.int64]
+    expected: npt.NDArray[np.int64]
+    actual: npt.NDArray[np.int64]
     missing: npt.NDArray[np.int64]  # due and not there
     surplus: npt.NDArray[np.int64]  # there more often than due
     alien: npt.NDArray[np.int64]  # there, and such a row is not due at all
 
     @classmethod
-    def of(cls, due: Rows, there: Rows) -> Bags:
-        if np.array_equal(due.offsets, there.offsets) and np.array_equal(due.codes, there.codes):
-            heads = _heads(due.offsets)
-            count = np.diff(np.append(heads, len(due.offsets)))
+    def of(cls, expected: CodedRows, actual: CodedRows) -> Bags:
+        if np.array_equal(expected.offsets, actual.offsets) and np.array_equal(expected.codes, actual.codes):
+            heads = _heads(expected.offsets)
+            count = np.diff(np.append(heads, len(expected.offsets)))
             zero = np.zeros_like(count)
-            return cls(due.offsets[heads], count, count, zero, zero, zero)
-        offsets = np.concatenate([due.offsets, there.offsets])
-        codes = np.concatenate([due.codes, there.codes])
-        is_there = np.repeat([0, 1], [len(due.offsets), len(there.offsets)])
+            return cls(expected.offsets[heads], count, count, zero, zero, zero)
+        offsets = np.concatenate([expected.offsets, actual.offsets])
+        codes = np.concatenate([expected.codes, actual.codes])
+        is_actual = np.repeat([0, 1], [len(expected.offsets), len(actual.offsets)])
         order = np.lexsort((codes, offsets))
-        offsets, codes, is_there = offsets[order], codes[order], is_there[order]
+        offsets, codes, is_actual = offsets[order], codes[order], is_actual[order]
         groups = _heads(offsets, codes)
-        n_there = np.add.reduceat(is_there, groups)
-        n_due = np.diff(np.append(groups, len(offsets))) - n_there
-        more = n_there - n_due
+        n_actual = np.add.reduceat(is_actual, groups)
+        n_expected = np.diff(np.append(groups, len(offsets))) - n_actual
+        surplus = n_actual - n_expected
         offsets = offsets[groups]
         heads = _heads(offsets)
         numbers = (
-            n_due,
-            n_there,
-            np.maximum(-more, 0),
-            np.where(n_due > 0, np.maximum(more, 0), 0),
-            np.where(n_due == 0, n_there, 0),
+            n_expected,
+            n_actual,
+            np.maximum(-surplus, 0),
+            np.where(n_expected > 0, np.maximum(surplus, 0), 0),
+            np.where(n_expected == 0, n_actual, 0),
         )
         return cls(offsets[heads], *(np.add.reduceat(number, heads) for number in numbers))
 

@@ -1,17 +1,17 @@
-"""Rows that do not say which record they came from, told by what they hold.
+"""Rows without lineage, matched to records by their content.
 
-Both sides are numbers here, digests of all that can be compared, in no order between partitions. Of each content:
+Both sides are numbers here, digests of all that can be compared, in no order between partitions. For each content:
 
 ===========================  ==========================================================================
-rows of it                   means
+rows with it                 means
 ===========================  ==========================================================================
-fewer than records           lost; of records that are alike, which one cannot be told
+fewer than records           lost; of identical records it is not known which
 more than records            duplicated
-some, and no record is such  *unlike*: changed, made up, of a record that is not compared, or not ours
+some, and no record has it   *unmatched*: changed, invented, of a record not compared, or of another writer
 ===========================  ==========================================================================
 
-Order is judged among records that have no other like them, row by row as they stand in one place. So records that are
-alike are counted and no more, and a record that was changed shows as one that is lost and one that is unlike.
+Order is judged among records with unique content, within one output partition. So identical records are only counted,
+and a record that was changed shows as one lost record and one unmatched row.
 
 Owns: these rules, and what they leave open. Must not know: Arrow, Kafka, Spark. Its neighbour is ``kafka``, which has
 such rows when the output carries no origin; ``compare`` judges rows that say what they are.
@@ -26,12 +26,12 @@ import numpy as np
 
 from avow.audit.judge import Reservation
 from avow.findings import Finding, Kind, Offsets, Spans
-from avow.sinks.reading import Contents, Numbers
+from avow.sinks.auditing import Contents, Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What should be there: a line for each row that a record gives."""
+class Expected:
+    """The expected rows: one line for each."""
 
     content: Numbers
     part: Numbers  # an input partition, by its number
@@ -39,24 +39,24 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """``lost``, ``doubled`` and ``reordered`` are lines of ``due``."""
+class ContentMatch:
+    """``lost``, ``doubled`` and ``reordered`` are lines of ``expected``."""
 
-    due: Due
+    expected: Expected
     lost: Numbers
     doubled: Numbers
     reordered: Numbers
-    alike: int  # records that are like another one
-    unlike: int  # rows that no record is like
+    identical: int  # records with the content of another one
+    unmatched: int  # rows with the content of no record
 
     def findings(self, partitions: Mapping[int, tuple[str, int]]) -> Iterator[Finding]:
         """``partitions``: number -> topic and partition."""
         for kind, lines, detail in (
-            (Kind.LOST, self.lost, "nothing in the output is like it"),
-            (Kind.DUPLICATED, self.doubled, "the output has more than one that is like it"),
+            (Kind.LOST, self.lost, "the output has no record with this content"),
+            (Kind.DUPLICATED, self.doubled, "the output has more than one record with this content"),
             (Kind.REORDERED, self.reordered, ""),
         ):
-            parts, offsets = self.due.part[lines], self.due.offset[lines]
+            parts, offsets = self.expected.part[lines], self.expected.offset[lines]
             for number in np.unique(parts).tolist():
                 spans = Spans()
                 spans.add(np.unique(offsets[parts == number]))
@@ -64,53 +64,54 @@ class Matched:
 
     @property
     def reservation(self) -> Reservation:
-        unlike = (
-            f"{self.unlike:,} records of the output are like none that was compared: changed on the way, made up, of "
-            "records that are not claimed yet or gone from the topic, or somebody else's"
+        unmatched = (
+            f"{self.unmatched:,} records of the output match no compared record: they were changed, invented, belong "
+            "to "
+            "records that are not claimed yet or no longer in the topic, or come from another writer"
         )
         return Reservation(
-            "Without avow-origin only counts and order could be seen.",
-            unlike if self.unlike else "",
-            "Audit while the pipeline is at rest. With sink.origin = true every record says where it came from.",
+            "Without avow-origin only counts and order could be verified.",
+            unmatched if self.unmatched else "",
+            "Audit while the pipeline is stopped. With sink.origin = true every record carries its origin.",
         )
 
     def notes(self) -> Iterator[str]:
-        yield "sink.origin = false: the output does not say which record came from where; what they hold was compared."
-        if self.alike:
-            yield f"{self.alike:,} records are like another one: their number was checked, and not which is which."
-        if self.unlike:
+        yield "sink.origin = false: output records have no header avow-origin, so they were compared by content."
+        if self.identical:
+            yield f"{self.identical:,} records have identical content; only their count was verified."
+        if self.unmatched:
             yield f"{self.reservation.undecided}."
 
 
-def match(due: Due, there: Contents) -> Matched:
-    lines = np.lexsort((due.offset, due.part, due.content))
-    kinds, heads, n_due = np.unique(due.content[lines], return_index=True, return_counts=True)
-    found, first, counts = np.unique(there.content, return_index=True, return_counts=True)
-    at = np.searchsorted(found, kinds)
-    known = at < len(found)
-    known[known] = found[at[known]] == kinds[known]
-    n_there = np.zeros(len(kinds), np.int64)
-    n_there[known] = counts[at[known]]
-    rank = np.arange(len(lines)) - np.repeat(heads, n_due)
-    single = known & (n_due == 1)
-    return Matched(
-        due,
-        lost=lines[rank >= np.repeat(n_there, n_due)],
-        doubled=lines[heads[n_there > n_due]],
-        reordered=_reordered(due, lines[heads[single]], there, first[at[single]]),
-        alike=int(n_due[n_due > 1].sum()),
-        unlike=len(there.content) - int(n_there.sum()),
+def match(expected: Expected, actual: Contents) -> ContentMatch:
+    lines = np.lexsort((expected.offset, expected.part, expected.content))
+    kinds, heads, n_expected = np.unique(expected.content[lines], return_index=True, return_counts=True)
+    contents, first, counts = np.unique(actual.content, return_index=True, return_counts=True)
+    at = np.searchsorted(contents, kinds)
+    known = at < len(contents)
+    known[known] = contents[at[known]] == kinds[known]
+    n_actual = np.zeros(len(kinds), np.int64)
+    n_actual[known] = counts[at[known]]
+    rank = np.arange(len(lines)) - np.repeat(heads, n_expected)
+    single = known & (n_expected == 1)
+    return ContentMatch(
+        expected,
+        lost=lines[rank >= np.repeat(n_actual, n_expected)],
+        doubled=lines[heads[n_actual > n_expected]],
+        reordered=_reordered(expected, lines[heads[single]], actual, first[at[single]]),
+        identical=int(n_expected[n_expected > 1].sum()),
+        unmatched=len(actual.content) - int(n_actual.sum()),
     )
 
 
-def _reordered(due: Due, lines: Numbers, there: Contents, rows: Numbers) -> Numbers:
-    """Of lines and the rows where they stand first: those that come after a later one of their input partition."""
-    lines, rows = lines[~there.late[rows]], rows[~there.late[rows]]
-    wrong = [np.empty(0, np.int64)]
-    ways = np.column_stack([due.part[lines], there.place[rows]])
-    for way in np.unique(ways, axis=0):
-        mine = np.flatnonzero((ways == way).all(axis=1))
-        mine = mine[np.argsort(rows[mine])]
-        offsets = due.offset[lines[mine]]
-        wrong.append(lines[mine[offsets < np.maximum.accumulate(offsets)]])
-    return np.concatenate(wrong)
+def _reordered(expected: Expected, lines: Numbers, actual: Contents, rows: Numbers) -> Numbers:
+    """Given lines and their rows: those that come after a later record of their input partition."""
+    lines, rows = lines[~actual.late[rows]], rows[~actual.late[rows]]
+    reordered = [np.empty(0, np.int64)]
+    pairs = np.column_stack([expected.part[lines], actual.place[rows]])
+    for pair in np.unique(pairs, axis=0):
+        members = np.flatnonzero((pairs == pair).all(axis=1))
+        members = members[np.argsort(rows[members])]
+        offsets = expected.offset[lines[members]]
+        reordered.append(lines[members[offsets < np.maximum.accumulate(offsets)]])
+    return np.concatenate(reordered)

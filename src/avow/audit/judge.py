@@ -21,7 +21,7 @@ from avow.errors import LogTruncated, RetentionLoss, SourceError, TopicRecreated
 from avow.findings import SPANS_MAX, Finding, Kind, Span, permits
 from avow.guarantee import Guarantee
 from avow.ledger import Counts, Entry, LogView
-from avow.sinks.reading import Known
+from avow.sinks.auditing import Known
 
 
 class Verdict(StrEnum):
@@ -38,15 +38,15 @@ class Reservation:
     """What an audit could not see."""
 
     limits: str = ""  # a sentence that goes with every verdict
-    undecided: str = ""  # why nothing that was found decides it; empty if it does
+    undecided: str = ""  # why the findings do not decide the verdict; empty if they do
     advice: str = ""
 
     def __add__(self, other: Reservation) -> Reservation:
         both = (self, other)
         return Reservation(
-            " ".join(one.limits for one in both if one.limits),
-            "; ".join(one.undecided for one in both if one.undecided),
-            " ".join(one.advice for one in both if one.undecided),
+            " ".join(reservation.limits for reservation in both if reservation.limits),
+            "; ".join(reservation.undecided for reservation in both if reservation.undecided),
+            " ".join(reservation.advice for reservation in both if reservation.undecided),
         )
 
 
@@ -67,21 +67,24 @@ class Examined:
     notes: tuple[str, ...]
 
 
-def examine(known: Known | None, log: LogView, readable_until: int, *, skip_lost: bool, held_by: str = "") -> Examined:
-    """``readable_until`` is the last stable offset, taken after ``known`` was read. ``held_by``: who has a transaction
-    open there, if that is known."""
-    where = f"{log.topic}/{log.partition}"
+def examine(
+    known: Known | None, log: LogView, readable_until: int, *, skip_lost: bool, open_transaction: str = ""
+) -> Examined:
+    """``readable_until`` is the last stable offset, taken after ``known`` was read. ``open_transaction``: the producer
+    with a transaction open there, if known."""
+    tp = f"{log.topic}/{log.partition}"
     notes = []
     if readable_until < log.end:
-        holder = f" It is held {held_by}." if held_by else ""
+        holder = f" It was opened {open_transaction}." if open_transaction else ""
         notes.append(
-            f"{where}: a transaction is open at offset {readable_until}, and {log.end - readable_until} offsets from "
-            f"there on wait for its end.{holder} If it stays, it is a hanging-transaction: kafka-transactions.sh can "
+            f"{tp}: a transaction is open at offset {readable_until}, and {log.end - readable_until} offsets from "
+            f"there on wait for it to end.{holder} If it stays open, it is a hanging-transaction: "
+            "kafka-transactions.sh can "
             "abort it."
         )
     if known is None:
-        # Rows of a partition that nobody claimed are all beyond its position.
-        notes.append(f"{where}: no position in the ledger; the pipeline has not read it yet.")
+        # All rows of a partition without claims are beyond its position.
+        notes.append(f"{tp}: no position in the ledger; the pipeline has not read it yet.")
         at = log.earliest
         return Examined(at, at, at, readable_until, True, False, (), tuple(notes))
     position, settled = known.entry.position, _settled(known)
@@ -89,7 +92,7 @@ def examine(known: Known | None, log: LogView, readable_until: int, *, skip_lost
     until = min(settled, readable_until)
     start = min(max(known.start, log.earliest), until)
     if start > known.start:
-        notes.append(f"{where}: offsets [{known.start}, {start}) are no longer in the topic and cannot be checked.")
+        notes.append(f"{tp}: offsets [{known.start}, {start}) are no longer in the topic and cannot be checked.")
     comparable = not isinstance(stop, TopicRecreated | LogTruncated)
     return Examined(
         start=start,
@@ -125,24 +128,24 @@ def _stop(entry: Entry, log: LogView, skip_lost: bool) -> SourceError | None:
 def _ledger_findings(known: Known, log: LogView, readable_until: int, stop: SourceError | None) -> Iterator[Finding]:
     position, claimed, settled = known.entry.position, _claimed(known), _settled(known)
 
-    def found(kind: Kind, start: int, until: int, detail: str = "") -> Finding:
+    def finding(kind: Kind, start: int, until: int, detail: str = "") -> Finding:
         return Finding(kind, log.topic, log.partition, (Span(start, until, until - start),), until - start, (), detail)
 
     match stop:
         case TopicRecreated():
-            yield found(Kind.TOPIC_RECREATED, known.start, settled, str(stop))
+            yield finding(Kind.TOPIC_RECREATED, known.start, settled, str(stop))
         case LogTruncated():
             last = known.entry.last
             cut = log.end if settled > log.end else last.offset if last else settled
-            yield found(Kind.LOG_TRUNCATED, cut, settled, str(stop))
+            yield finding(Kind.LOG_TRUNCATED, cut, settled, str(stop))
         case RetentionLoss():
-            yield found(Kind.RETENTION_LOSS, settled, log.earliest, str(stop))
+            yield finding(Kind.RETENTION_LOSS, settled, log.earliest, str(stop))
         case _ if settled > readable_until:
-            yield found(Kind.LEDGER_AHEAD, readable_until, settled, "claimed, and no committed reader gets so far")
+            yield finding(Kind.LEDGER_AHEAD, readable_until, settled, "claimed beyond the last stable offset")
     if position > claimed:
-        yield found(Kind.LEDGER_AHEAD, claimed, position, "the position is past the last claim")
+        yield finding(Kind.LEDGER_AHEAD, claimed, position, "the position is past the last claim")
     if position < claimed:
-        yield found(Kind.LEDGER_BEHIND, position, claimed, "the position is before the end of the last claim")
+        yield finding(Kind.LEDGER_BEHIND, position, claimed, "the position is before the end of the last claim")
     yield from _claim_breaks(known, log)
 
 
@@ -163,11 +166,11 @@ def _claim_breaks(known: Known, log: LogView) -> Iterator[Finding]:
 
 
 def miscounted(guarantee: Guarantee, loose: bool, counts: Counts, tally: Tally) -> str:
-    """Why the ledger's counts cannot have come from these records, or nothing.
+    """Why the ledger's counts cannot have come from these records; empty if they can.
 
     Every record is counted when it is claimed. Only under at-most-once it is counted when it is written, after the
     claim: what a crash in between loses is not counted, and neither is what would have been skipped among it. Where
-    this is ``loose``, nobody can say how many more: a sink with a key may have skipped any of them, a topic may
+    this is ``loose``, the number is unknown: a sink with a key may have skipped any of them, a topic may
     have taken some of the records of a write that was never counted.
     """
     uncounted = tally.read - counts.read
@@ -179,7 +182,7 @@ def miscounted(guarantee: Guarantee, loose: bool, counts: Counts, tally: Tally) 
     if uncounted < 0:
         return f"the ledger counts {counts.read} records, and the topic has {tally.read}"
     if uncounted < least:
-        return f"{tally.lost} records are not there, and a crash between claim and write explains {uncounted} of them"
+        return f"{tally.lost} records are missing, and crashes between claim and write explain only {uncounted} of them"
     return f"the topic has {tally.read} records, and the ledger counts {counts.read}"
 
 

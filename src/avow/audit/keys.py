@@ -1,4 +1,4 @@
-"""What should stand under each key (dedupe, upsert) against what does.
+"""The row that each key should have (dedupe, upsert) against the row that it has.
 
 A *history* is what one key has in one partition: the first and the last offset that it has there, whether the last one
 deletes, and the offset of the row that the table holds under the key, if that row is of this partition. Rows count as
@@ -44,7 +44,7 @@ class Histories:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class KeyAnomaly:
     """Keys that are not as they should be, named by the offset of one record each."""
 
     kind: Kind
@@ -52,7 +52,7 @@ class Wrong:
     offset: Offsets
 
 
-_DETAIL = "by key: the row under it is not the one that should be there, or is absent"
+_DETAIL = "by key: its row is missing, or is not the expected one"
 SHARED_SHOWN = 5
 
 
@@ -64,59 +64,59 @@ class SharedKeys:
     shown: tuple[str, ...] = ()  # a few of them, as JSON
 
 
-def findings(wrong: Iterable[Wrong], partitions: Mapping[int, TopicPartition]) -> list[Finding]:
+def findings(anomalies: Iterable[KeyAnomaly], partitions: Mapping[int, TopicPartition]) -> list[Finding]:
     """By kind and partition, whose numbers ``partitions`` has."""
     by_place: defaultdict[tuple[Kind, int], list[Offsets]] = defaultdict(list)
-    for one in wrong:
-        for part in np.unique(one.partition).tolist():
-            by_place[one.kind, part].append(one.offset[one.partition == part])
-    found = []
+    for anomaly in anomalies:
+        for part in np.unique(anomaly.partition).tolist():
+            by_place[anomaly.kind, part].append(anomaly.offset[anomaly.partition == part])
+    findings_ = []
     for (kind, part), offsets in sorted(by_place.items()):
         spans = Spans()
         spans.add(np.unique(np.concatenate(offsets)))
-        where = partitions[part]
-        found.append(Finding(kind, where.topic, where.partition, spans.joined(), spans.count, detail=_DETAIL))
-    return found
+        tp = partitions[part]
+        findings_.append(Finding(kind, tp.topic, tp.partition, spans.joined(), spans.count, detail=_DETAIL))
+    return findings_
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    wrong: tuple[Wrong, ...]
+class JudgedKeys:
+    anomalies: tuple[KeyAnomaly, ...]
     shared: npt.NDArray[np.int64]  # the keys that are in more than one partition
 
 
-def judge(found: Histories, mode: Mode, guarantee: Guarantee) -> Judged:
-    if not len(found.key):
-        return Judged((), found.key)
-    heads = np.flatnonzero(np.append(True, found.key[1:] != found.key[:-1]))
-    of_key = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(found.key))))
-    right, wanted = _right_and_wanted(found, mode)
-    is_held = found.held != ABSENT
+def judge(histories: Histories, mode: Mode, guarantee: Guarantee) -> JudgedKeys:
+    if not len(histories.key):
+        return JudgedKeys((), histories.key)
+    heads = np.flatnonzero(np.append(True, histories.key[1:] != histories.key[:-1]))
+    of_key = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(histories.key))))
+    right, wanted = _right_and_expected(histories, mode)
+    is_held = histories.held != ABSENT
     any_held = np.logical_or.reduceat(is_held, heads)
     fine = np.logical_or.reduceat(right, heads)
     if mode == "upsert":
-        fine |= ~any_held & np.logical_or.reduceat(found.deletes, heads)
+        fine |= ~any_held & np.logical_or.reduceat(histories.deletes, heads)
     # A row that is there and wrong is named in its own partition; an absent one in the first that could have given it.
     stale = is_held & ~fine[of_key]
     absent = heads[~fine & ~any_held]
-    back = stale & found.deletes & (guarantee is Guarantee.AT_LEAST_ONCE)
+    back = stale & histories.deletes & (guarantee is Guarantee.AT_LEAST_ONCE)
     lost = np.union1d(np.flatnonzero(stale & ~back), absent)
-    twice = (found.rows > 1) | (is_held & (np.add.reduceat(found.rows, heads) > 1)[of_key])
+    twice = (histories.rows > 1) | (is_held & (np.add.reduceat(histories.rows, heads) > 1)[of_key])
     named = (
         (Kind.LOST, lost, wanted),
         (Kind.DUPLICATED, np.flatnonzero(back), wanted),
-        (Kind.DUPLICATED, np.flatnonzero(twice), found.held),
+        (Kind.DUPLICATED, np.flatnonzero(twice), histories.held),
     )
-    wrong = tuple(Wrong(kind, found.partition[at], offsets[at]) for kind, at, offsets in named if len(at))
-    shared = found.key[heads][np.diff(np.append(heads, len(found.key))) > 1]
-    return Judged(wrong, shared)
+    anomalies = tuple(KeyAnomaly(kind, histories.partition[at], offsets[at]) for kind, at, offsets in named if len(at))
+    shared = histories.key[heads][np.diff(np.append(heads, len(histories.key))) > 1]
+    return JudgedKeys(anomalies, shared)
 
 
-def _right_and_wanted(found: Histories, mode: Mode) -> tuple[npt.NDArray[np.bool_], Offsets]:
+def _right_and_expected(histories: Histories, mode: Mode) -> tuple[npt.NDArray[np.bool_], Offsets]:
     """Whether the row is the one that should be there, and the offset that should have given it.
 
     Under at-least-once a late replay can bring a deleted row back: it is then named by the delete, as duplicated.
     """
     if mode == "dedupe":
-        return found.held == found.first, found.first
-    return (found.held == found.last) & ~found.deletes, found.last
+        return histories.held == histories.first, histories.first
+    return (histories.held == histories.last) & ~histories.deletes, histories.last

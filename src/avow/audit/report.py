@@ -31,12 +31,12 @@ class Audited:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     pipeline: str
     guarantee: Guarantee
     mode: Mode
     verdict: Verdict
-    sentence: str  # the verdict in plain words
+    sentence: str  # the verdict as a sentence
     advice: str  # what to do next; empty if nothing
     partitions: tuple[Audited, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -65,13 +65,13 @@ class Report:
         return {**asdict(self), "findings": findings, "tally": asdict(self.tally), "counts": asdict(self.counts)}
 
 
-def unknown(pipeline: PipelineConfig, reason: str, advice: str) -> Report:
+def unknown(pipeline: PipelineConfig, reason: str, advice: str) -> AuditReport:
     """Nothing could be audited."""
     name, guarantee, mode = pipeline.name, pipeline.guarantee, pipeline.sink.mode
-    return Report(name, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice)
+    return AuditReport(name, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice)
 
 
-def summed_up(
+def summarize(
     pipeline: PipelineConfig,
     partitions: tuple[Audited, ...],
     findings: Iterable[Finding],
@@ -79,13 +79,13 @@ def summed_up(
     shared_keys: int,
     seconds: float,
     reservation: Reservation = ALL_SEEN,
-) -> Report:
+) -> AuditReport:
     guarantee = pipeline.guarantee
     records = sum(audited.tally.read for audited in partitions)
     ordered = tuple(sorted(findings, key=lambda f: (list(Kind).index(f.kind), f.topic, f.partition)))
     reached = verdict(guarantee, ordered, records, reservation)
     sentence = _sentence(guarantee, reached, ordered, records, reservation)
-    return Report(
+    return AuditReport(
         pipeline=pipeline.name,
         guarantee=guarantee,
         mode=pipeline.sink.mode,
@@ -111,11 +111,11 @@ def _sentence(
         case Verdict.UNKNOWN if reservation.undecided:
             return f"unknown: {reservation.undecided}."
         case Verdict.UNKNOWN:
-            return "unknown: there is no record to audit. Nothing was compared, so nothing is proven."
+            return "unknown: there is no record to audit, so nothing was compared."
         case _ if permitted:
-            return f"held: {permitted}, which {guarantee} permits; the rest of {records:,} records is as it should be."
+            return f"held: {permitted}, which {guarantee} permits; all other records of {records:,} are correct."
         case _:
-            return f"held: {records:,} records, and each is where {guarantee} promises it."
+            return f"held: {records:,} records, each delivered as {guarantee} promises."
 
 
 def _listed(findings: Iterable[Finding]) -> str:
@@ -139,24 +139,27 @@ def _advice(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...
 
 
 _AGAIN = "To deliver everything again, give the pipeline a new name and a new table."
-_CLAIMS = "Ask who edits avow.claims: a claim starts where the last one ended. The rows themselves are judged apart."
+_CLAIMS = "Find out what edits avow.claims: each claim starts where the last one ended. Rows are audited separately."
 _ADVICE = {
-    Kind.LOST: f"Ask who deletes from the sink or from the dead letters; nothing of avow does. {_AGAIN}",
-    Kind.DUPLICATED: "Ask who else writes to the table: another pipeline, a restored backup. Extra rows carry the same "
-    "lineage as the first.",
-    Kind.PHANTOM: "Ask who else writes to the table: these rows came from no record of these topics.",
-    Kind.ABORTED_READ: "Another writer has read uncommitted records: avow reads committed ones only.",
-    Kind.CORRUPTED: "Ask who updates the table, and whether decode.schema or the transform have changed since the rows "
-    f"were written: the audit decodes as the file says today. {_AGAIN}",
-    Kind.COERCED: "Compare the column's type in the table with decode.schema: values have lost something on the way.",
+    Kind.LOST: f"Find out what deletes rows from the sink or dead letters; avow never does. {_AGAIN}",
+    Kind.DUPLICATED: "Find out what else writes to the table: another pipeline, a restored backup. Extra rows have the "
+    "same lineage as the first.",
+    Kind.PHANTOM: "Find out what else writes to the table: no record of these topics produces these rows.",
+    Kind.ABORTED_READ: "Another writer reads uncommitted records: avow reads with isolation.level=read_committed.",
+    Kind.CORRUPTED: "Find out what updates the table, and whether decode.schema or the transform changed since the "
+    "rows "
+    f"were written: the audit decodes with the current file. {_AGAIN}",
+    Kind.COERCED: "Compare the column's type in the table with decode.schema: values were rounded, truncated or set "
+    "to null.",
     Kind.DOUBLE_COUNTED: "Remove the row or the dead letter: `avow dead-letters show` has the record and the reason.",
-    Kind.REORDERED: "Ask who else writes to the output topic: avow writes each partition's records in their order.",
+    Kind.REORDERED: "Find out what else writes to the output topic: avow writes each partition's records in order.",
     Kind.SKIPPED_RANGE: _CLAIMS,
     Kind.OVERLAPPING_RANGE: _CLAIMS,
-    Kind.LEDGER_AHEAD: "The position was moved by hand. Set it back to where the range begins, and run.",
-    Kind.LEDGER_BEHIND: "The ledger was set back, or the rows came from elsewhere: the next run writes them again.",
-    Kind.MISCOUNTED: "The ledger's counts or the claim log were edited, or rows went after they were counted.",
-    Kind.RETENTION_LOSS: 'Raise the retention of the topic; source.on_data_loss = "skip" goes on without the range.',
-    Kind.TOPIC_RECREATED: "The topic was made again: give the pipeline a new name to read the new one.",
-    Kind.LOG_TRUNCATED: "Records that were delivered are gone from Kafka: restore the topic, or use a new name.",
+    Kind.LEDGER_AHEAD: "The position was changed manually. Set it back to the start of the range, then run the "
+    "pipeline.",
+    Kind.LEDGER_BEHIND: "The ledger was set back, or another writer wrote the rows: the next run writes them again.",
+    Kind.MISCOUNTED: "The ledger's counts or the claim log were edited, or rows were deleted after they were counted.",
+    Kind.RETENTION_LOSS: 'Raise the retention of the topic; source.on_data_loss = "skip" continues after the range.',
+    Kind.TOPIC_RECREATED: "The topic was deleted and recreated: give the pipeline a new name to read the new topic.",
+    Kind.LOG_TRUNCATED: "Delivered records are gone from Kafka: restore the topic, or give the pipeline a new name.",
 }

@@ -1,9 +1,9 @@
 """Spark's part of an audit: reading topics, comparing partitions in tasks, bringing keys together.
 
 A task reads and compares some partitions, one after another; behind a query, one. It reads with the run's own client:
-Spark's Kafka source cannot read every record that a producer can make (a timestamp beyond 2^63 microseconds ends its
-task), and an audit must. What a task gives is the result of each, pickled, and with a key the keys that it saw; those
-wait on the executors' disks until the results are known.
+Spark's Kafka source cannot read every record that a producer can send (a timestamp beyond 2^63 microseconds fails its
+task), and an audit must. A task returns the result of each partition, pickled, and with a key the keys that it saw;
+those stay on the executors' disks until the results are known.
 
 Owns: frames and what runs in tasks. Must not know: how anything is judged. Neighbours: ``partition`` (what a task
 does), ``keys`` (the rules for keys), ``engines`` (whose decoding is used as it is).
@@ -25,12 +25,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from avow import native
 from avow.audit import keys, table
 from avow.audit.compare import NONE, Compared
-from avow.audit.content import Due
+from avow.audit.content import Expected
 from avow.audit.keys import SHARED_SHOWN, SharedKeys
-from avow.audit.partition import Job, compare_partition, offsets_of_phantoms
+from avow.audit.partition import ComparisonJob, compare_partition, offsets_of_phantoms
 from avow.engines import sql
+from avow.engines.session import is_connect
 from avow.engines.spark import begin_task, task_per_range
 from avow.engines.task import Prepared, decoded, numbers
 from avow.findings import Finding, Kind, Offsets
@@ -38,7 +40,7 @@ from avow.kafka.log import TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
 from avow.settings import PipelineConfig
-from avow.sinks.reading import Reading
+from avow.sinks.auditing import AuditReader
 
 # A task costs as much as a small partition, and a connection to the sink. With a few to a core, partitions of unlike
 # size still share the cores.
@@ -49,10 +51,10 @@ _WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.i
 _SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
 
 
-class Comparing(AbstractContextManager["Comparing"]):
+class SparkComparison(AbstractContextManager["SparkComparison"]):
     """One comparison over all partitions that have records to compare."""
 
-    def __init__(self, session: Callable[[], SparkSession], job: Job) -> None:
+    def __init__(self, session: Callable[[], SparkSession], job: ComparisonJob) -> None:
         self._session = session
         self._job = job
         self._frame = self._compared() if job.work.ranges else None
@@ -68,8 +70,9 @@ class Comparing(AbstractContextManager["Comparing"]):
             rows = sql.decode_frame(task_per_range(session, count), job.work, begin_task)
             compared = rows.mapInArrow(lambda batches: _behind_query(iter(batches), job), schema)
         else:
-            tasks = min(count, session.sparkContext.defaultParallelism * TASKS_A_CORE)
-            numbered = session.range(0, count, 1, tasks)
+            # Over Spark Connect the number of cores is unknown; Spark makes a task for each partition.
+            cores = None if is_connect(session) else session.sparkContext.defaultParallelism
+            numbered = session.range(0, count, 1, cores and min(count, cores * TASKS_A_CORE))
             compared = numbered.mapInArrow(lambda batches: _on_records(iter(batches), job), schema)
         return compared.persist(StorageLevel.DISK_ONLY) if job.key_types else compared
 
@@ -78,15 +81,15 @@ class Comparing(AbstractContextManager["Comparing"]):
         if self._frame is None:
             return {}
         lines = self._frame.where("result IS NOT NULL").select("result").collect()
-        found: list[Compared] = [pickle.loads(line.result) for line in lines]
-        return {TopicPartition(one.topic, one.partition): one for one in found}
+        results: list[Compared] = [pickle.loads(line.result) for line in lines]
+        return {TopicPartition(compared.topic, compared.partition): compared for compared in results}
 
-    def judge_keys(self, more: list[pa.RecordBatch]) -> tuple[list[Finding], SharedKeys]:
+    def judge_keys(self, extra: list[pa.RecordBatch]) -> tuple[list[Finding], SharedKeys]:
         """What is wrong by key, over what the tasks saw and ``more``, which was seen elsewhere."""
         seen = self._job.key_schema
         frames = [] if self._frame is None else [self._frame.where("result IS NULL").drop("result")]
-        if more:
-            frames.append(self._session().createDataFrame(pa.Table.from_batches(more), from_arrow_schema(seen)))
+        if extra:
+            frames.append(self._session().createDataFrame(pa.Table.from_batches(extra), from_arrow_schema(seen)))
         frame = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
         names = [name for name in seen.names if name.startswith("k")]
         histories = frame.groupBy(*names, "part").agg(
@@ -98,58 +101,62 @@ class Comparing(AbstractContextManager["Comparing"]):
         each = f.struct("part", "first", "latest.offset", "latest.deletes", "held", "rows")
         by_key = histories.groupBy(*names).agg(f.collect_list(each).alias("histories"))
         pipeline = self._job.work.pipeline
-        wrong = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
-        where = {scope.number: one for one, scope in self._job.scopes.items()}
-        return keys.findings(_wrongs(wrong), where), _shared(wrong)
+        anomalies = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
+        partitions = {scope.number: tp for tp, scope in self._job.scopes.items()}
+        return keys.findings(_key_anomalies(anomalies), partitions), _shared(anomalies)
 
-    def due(self) -> Due:
+    def expected(self) -> Expected:
         """By content, all that is due."""
         if self._frame is None:
-            return Due(NONE, NONE, NONE)
+            return Expected(NONE, NONE, NONE)
         seen = self._frame.where("result IS NULL").select("k0", "part", "offset").toArrow()
-        return Due(*(column.to_numpy() for column in seen.columns))
+        return Expected(*(column.to_numpy() for column in seen.columns))
 
 
-def _schema(job: Job) -> pa.Schema:
+def _schema(job: ComparisonJob) -> pa.Schema:
     """Of what a task gives: rows with a key, or one row with a result."""
     return pa.schema([*(job.key_schema if job.key_types else ()), _RESULT])
 
 
-def _on_records(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
+def _on_records(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iterator[pa.RecordBatch]:
     """In a task: the numbers of some ranges in, keys and a result for each out."""
     pipeline, places = job.work.pipeline, sorted(job.work.ranges)
+    native.allow(pipeline.native)
     with table.open_reading(pipeline, job.snapshot) as reading:
         for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
-            where = places[number]
+            tp = places[number]
             read = decoded(reader(pipeline.source, pipeline.name).read, pipeline, hopeless=0)
-            yield from _given(job, where, read(job.work.ranges[where]), reading)
+            yield from _to_batches(job, tp, read(job.work.ranges[tp]), reading)
 
 
-def _behind_query(batches: Iterator[pa.RecordBatch], job: Job) -> Iterator[pa.RecordBatch]:
+def _behind_query(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iterator[pa.RecordBatch]:
     """In a task behind a SQL query: its rows in, keys and a result out."""
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is not None:
-        topic, partition = (first.column(name)[0].as_py() for name in job.work.pipeline.sink.lineage[:2])
-        where, note = TopicPartition(topic, partition), None
+        lineage = job.work.pipeline.sink.lineage
+        topic, partition = (first.column(name)[0].as_py() for name in (lineage.topic, lineage.partition))
+        tp, note = TopicPartition(topic, partition), None
     else:
         note = sql.take_note(job.work)
         if note is None:
             return
-        where = note.where
+        tp = note.where
     rows = itertools.chain([first] if first is not None else [], filled)
     with table.open_reading(job.work.pipeline, job.snapshot) as reading:
-        yield from _given(job, where, sql.prepared(rows, job.work, where, note)(job.work.ranges[where]), reading)
+        yield from _to_batches(job, tp, sql.prepared(rows, job.work, tp, note)(job.work.ranges[tp]), reading)
 
 
-def _given(job: Job, where: TopicPartition, prepared: Iterable[Prepared], reading: Reading) -> Iterator[pa.RecordBatch]:
+def _to_batches(
+    job: ComparisonJob, tp: TopicPartition, prepared: Iterable[Prepared], reading: AuditReader
+) -> Iterator[pa.RecordBatch]:
     schema = _schema(job)
-    for given in compare_partition(job, where, prepared, reading):
-        if isinstance(given, Compared):
+    for result in compare_partition(job, tp, prepared, reading):
+        if isinstance(result, Compared):
             nothing = [pa.nulls(1, field.type) for field in schema][:-1]
-            columns = [*nothing, pa.array([pickle.dumps(given)], pa.binary())]
+            columns = [*nothing, pa.array([pickle.dumps(result)], pa.binary())]
         else:
-            columns = [*given.columns, pa.nulls(given.num_rows, pa.binary())]
+            columns = [*result.columns, pa.nulls(result.num_rows, pa.binary())]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -158,7 +165,7 @@ def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iter
     for batch in batches:
         lists = batch.column("histories")
         part, first, last, deletes, held, rows = lists.flatten().flatten()
-        found = keys.judge(
+        judged = keys.judge(
             keys.Histories(
                 pc.list_parent_indices(lists).to_numpy(),
                 part.to_numpy(),
@@ -171,28 +178,28 @@ def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iter
             pipeline.sink.mode,
             pipeline.guarantee,
         )
-        for wrong in found.wrong:
-            yield _wrong(wrong.kind, wrong.partition, wrong.offset)
-        if len(found.shared):
-            shown = batch.drop_columns(["histories"]).take(pa.array(found.shared[:SHARED_SHOWN])).to_pylist()
+        for anomaly in judged.anomalies:
+            yield _anomaly_batch(anomaly.kind, anomaly.partition, anomaly.offset)
+        if len(judged.shared):
+            shown = batch.drop_columns(["histories"]).take(pa.array(judged.shared[:SHARED_SHOWN])).to_pylist()
             texts = [json.dumps([*key.values()], default=str) for key in shown]
-            yield _wrong(_SHARED, np.array([0]), np.array([len(found.shared)]), "\n".join(texts))
+            yield _anomaly_batch(_SHARED, np.array([0]), np.array([len(judged.shared)]), "\n".join(texts))
 
 
-def _wrong(kind: str, parts: Offsets, offsets: Offsets, shown: str | None = None) -> pa.RecordBatch:
+def _anomaly_batch(kind: str, parts: Offsets, offsets: Offsets, shown: str | None = None) -> pa.RecordBatch:
     count = len(offsets)
     columns = [pa.repeat(str(kind), count), pa.array(parts, pa.int32()), pa.array(offsets, pa.int64())]
     return pa.RecordBatch.from_arrays([*columns, pa.array([shown] * count, pa.string())], schema=_WRONG)
 
 
-def _wrongs(wrong: pa.Table) -> Iterator[keys.Wrong]:
-    for kind in set(wrong["kind"].to_pylist()) - {_SHARED}:
-        mine = wrong.filter(pc.equal(wrong["kind"], kind))
-        yield keys.Wrong(Kind(kind), mine["part"].to_numpy(), mine["offset"].to_numpy())
+def _key_anomalies(anomalies: pa.Table) -> Iterator[keys.KeyAnomaly]:
+    for kind in set(anomalies["kind"].to_pylist()) - {_SHARED}:
+        of_kind = anomalies.filter(pc.equal(anomalies["kind"], kind))
+        yield keys.KeyAnomaly(Kind(kind), of_kind["part"].to_numpy(), of_kind["offset"].to_numpy())
 
 
-def _shared(wrong: pa.Table) -> SharedKeys:
-    lines = wrong.filter(pc.equal(wrong["kind"], _SHARED))
+def _shared(anomalies: pa.Table) -> SharedKeys:
+    lines = anomalies.filter(pc.equal(anomalies["kind"], _SHARED))
     texts = [text for shown in lines["shown"].to_pylist() for text in shown.split("\n")]
     return SharedKeys(pc.sum(lines["offset"]).as_py() or 0, tuple(texts[:SHARED_SHOWN]))
 
@@ -206,20 +213,22 @@ def uncommitted(
     """Of the phantoms' offsets, those at which there is a record, committed or not."""
     spans = {(finding.topic, finding.partition): finding.spans for finding in phantoms}
 
-    planned = [ranges[where] for where in sorted(ranges)]
+    planned = [ranges[tp] for tp in sorted(ranges)]
 
-    def wanted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def record_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
-            one = planned[number]
-            for offsets in offsets_of_phantoms(pipeline, one, spans[one.topic, one.partition]):
+            range_ = planned[number]
+            for offsets in offsets_of_phantoms(pipeline, range_, spans[range_.topic, range_.partition]):
                 count = len(offsets)
-                columns = [pa.repeat(one.topic, count), pa.repeat(pa.scalar(one.partition, pa.int32()), count)]
+                columns = [pa.repeat(range_.topic, count), pa.repeat(pa.scalar(range_.partition, pa.int32()), count)]
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(offsets)], ["topic", "partition", "offset"])
 
     tasks = task_per_range(session, len(planned))
-    found = tasks.mapInArrow(wanted, "topic string, partition int, offset long").toArrow().sort_by("offset")
-    there: dict[tuple[str, int], Offsets] = dict.fromkeys(spans, NONE)
+    records = tasks.mapInArrow(record_offsets, "topic string, partition int, offset long").toArrow().sort_by("offset")
+    actual: dict[tuple[str, int], Offsets] = dict.fromkeys(spans, NONE)
     for topic, partition in spans:
-        mine = found.filter(pc.and_(pc.equal(found["topic"], topic), pc.equal(found["partition"], partition)))
-        there[topic, partition] = mine["offset"].to_numpy()
-    return there
+        in_partition = records.filter(
+            pc.and_(pc.equal(records["topic"], topic), pc.equal(records["partition"], partition))
+        )
+        actual[topic, partition] = in_partition["offset"].to_numpy()
+    return actual

@@ -1,6 +1,6 @@
 """The sink's side of an audit: opened by the sink's plugin, and its rows handed out piece by piece.
 
-Owns: that. Must not know: any sink, or what is wrong with a row. Its neighbour is ``sinks.reading``, the contract.
+Owns: that. Must not know: any sink, or what is wrong with a row. Its neighbour is ``sinks.auditing``, the contract.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from avow import sinks
 from avow.settings import PipelineConfig
-from avow.sinks.reading import Reading
+from avow.sinks.auditing import AuditReader
 
 
-def open_reading(pipeline: PipelineConfig, snapshot: str | None = None) -> Reading:
+def open_reading(pipeline: PipelineConfig, snapshot: str | None = None) -> AuditReader:
     """The pipeline's sink now, or at a moment that another reading has named."""
     return sinks.audit_reader(pipeline, snapshot)
 

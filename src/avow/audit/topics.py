@@ -1,35 +1,27 @@
-"""Whether a topic lets records go: under compaction, a row without a record proves nothing.
+"""Whether a topic is compacted: then a row without a record proves nothing.
 
-Owns: that question. Must not know: the sink. Its neighbour is ``avow.kafka.log``, which asks Kafka all else.
+Owns: that question. Must not know: the sink. Its neighbour is ``avow.kafka.admin``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
-
 from avow.errors import SourceError
-from avow.kafka.metadata import QUIET
-from avow.settings import Source, revealed
-
-TIMEOUT_S = 15
+from avow.kafka.admin import Admin, several
+from avow.kafka.connect import Connection
+from avow.settings import Source
 
 
 def compacted(source: Source, topics: Iterable[str]) -> frozenset[str]:
     """Of these topics, those that are compacted."""
-    settings: dict[str, str | int | float | bool] = {**revealed(source.kafka), "bootstrap.servers": source.brokers}
-    client = AdminClient(settings, logger=QUIET)
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(set(topics))]
-    if not resources:
-        return frozenset()
-    asked = client.describe_configs(resources, request_timeout=TIMEOUT_S)
-    try:
-        answers = {resource.name: future.result(TIMEOUT_S + 1) for resource, future in asked.items()}
-    except (KafkaException, TimeoutError) as error:
+    wanted = set(topics)
+    with Admin(Connection.of(source)) as admin:
+        configs = admin.topic_configs(wanted)
+    if hidden := sorted(wanted - configs.keys()):
         raise SourceError(
-            f"Kafka does not say whether the topics are compacted: {error}",
-            advice="Give the pipeline's user the right to describe the configuration of its topics.",
-        ) from error
-    return frozenset(topic for topic, config in answers.items() if "compact" in config["cleanup.policy"].value)
+            f"not authorized to describe the configuration of topic {several(hidden)}, which says whether it is "
+            "compacted",
+            advice="Grant the pipeline's Kafka user DescribeConfigs on its topics.",
+        )
+    return frozenset(topic for topic, config in configs.items() if "compact" in str(config["cleanup.policy"].value))

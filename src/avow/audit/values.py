@@ -1,9 +1,9 @@
-"""When two rows are the same: the values that records give against the values in the table, column by column.
+"""Equality of rows: the expected values against the values in the table, column by column.
 
-The table's side is brought to the types of the records' side, exactly or not at all: a value that does not fit the type
-is different from all that do. JSON is compared as what it says (order of members and spelling of numbers aside),
-numbers exactly, times as instants. Whole columns are compared at once; only where a window differs are its rows told
-apart, by *codes* that are equal for equal rows, and only changed rows are looked at one by one.
+The table's values are cast to the expected types, exactly or not at all: a value that does not fit the type differs
+from all that do. JSON is compared by its meaning (order of members and spelling of numbers aside), numbers exactly,
+times as instants. Whole columns are compared at once; only where a window differs are its rows given *codes* that are
+equal for equal rows, and only changed rows are compared one by one.
 
 Owns: equality of values, and what kind of difference it is. Must not know: Kafka, Spark, how a sink writes; nothing
 here is shared with the code that wrote the rows. Neighbour: ``compare``, which works on the codes.
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from avow.audit.compare import Bags, Rows
+from avow.audit.compare import Bags, CodedRows
 from avow.findings import Kind, Offsets
 
 Codes = npt.NDArray[np.int64]
@@ -43,31 +43,33 @@ class Changed:
 class Window:
     """The rows of one window from both sides, in the same columns."""
 
-    def __init__(self, due: pa.RecordBatch, there: pa.RecordBatch, offset: str, json_columns: frozenset[str]) -> None:
-        self._due_offsets = due.column(offset).to_numpy()
-        self._there_offsets = there.column(offset).to_numpy()
+    def __init__(
+        self, expected: pa.RecordBatch, actual: pa.RecordBatch, offset: str, json_columns: frozenset[str]
+    ) -> None:
+        self._expected_offsets = expected.column(offset).to_numpy()
+        self._actual_offsets = actual.column(offset).to_numpy()
         self._columns = {
-            name: _pair(due.column(name), there.column(name), as_json=name in json_columns)
-            for name in due.schema.names
+            name: _pair(expected.column(name), actual.column(name), as_json=name in json_columns)
+            for name in expected.schema.names
             if name != offset
         }
-        self._same = np.array_equal(self._due_offsets, self._there_offsets) and all(
-            one.equals(other) for one, other in self._columns.values()
+        self._same = np.array_equal(self._expected_offsets, self._actual_offsets) and all(
+            expected_column.equals(actual_column) for expected_column, actual_column in self._columns.values()
         )
 
-    def rows(self) -> tuple[Rows, Rows]:
+    def rows(self) -> tuple[CodedRows, CodedRows]:
         """Due and there, with codes."""
         if self._same:
-            codes = np.arange(len(self._due_offsets))
-            return Rows(self._due_offsets, codes), Rows(self._there_offsets, codes)
-        codes = np.zeros(len(self._due_offsets) + len(self._there_offsets), np.int64)
+            codes = np.arange(len(self._expected_offsets))
+            return CodedRows(self._expected_offsets, codes), CodedRows(self._actual_offsets, codes)
+        codes = np.zeros(len(self._expected_offsets) + len(self._actual_offsets), np.int64)
         for pair in self._columns.values():
             codes = _combined(codes, _codes(*pair))
         return self._split(codes)
 
-    def _split(self, codes: Codes) -> tuple[Rows, Rows]:
-        middle = len(self._due_offsets)
-        return Rows(self._due_offsets, codes[:middle]), Rows(self._there_offsets, codes[middle:])
+    def _split(self, codes: Codes) -> tuple[CodedRows, CodedRows]:
+        middle = len(self._expected_offsets)
+        return CodedRows(self._expected_offsets, codes[:middle]), CodedRows(self._actual_offsets, codes[middle:])
 
     def changed(self, offsets: Offsets) -> list[Changed]:
         """What is different at these offsets."""
@@ -82,35 +84,35 @@ class Window:
 
     def _differing(self, name: str, offsets: Offsets) -> Offsets:
         """Where this column has other values than are due, whatever row they are in."""
-        due, there = self._split(_codes(*self._columns[name]))
-        bags = Bags.of(_only(due, offsets), _only(there, offsets))
+        expected, actual = self._split(_codes(*self._columns[name]))
+        bags = Bags.of(_only(expected, offsets), _only(actual, offsets))
         return bags.offsets[(bags.missing > 0) | (bags.alien > 0)]
 
     def _lossy(self, offsets: Offsets, differs: dict[str, Mask]) -> Mask:
-        """Whether every difference is a value that lost something. Told only where both sides have one row."""
+        """Whether every difference is a coerced value. Known only where both sides have one row."""
         (first, firsts), (second, seconds) = (
             (np.searchsorted(side, offsets), np.searchsorted(side, offsets, "right"))
-            for side in (self._due_offsets, self._there_offsets)
+            for side in (self._expected_offsets, self._actual_offsets)
         )
         lossy: Mask = (firsts - first == 1) & (seconds - second == 1)
         for name, at in differs.items():
-            due, there = self._columns[name]
+            expected, actual = self._columns[name]
             for number in np.flatnonzero(at & lossy).tolist():
-                one, other = due[int(first[number])], there[int(second[number])]
-                lossy[number] = _lost_something(one.as_py(), other.as_py())
+                expected_value, actual_value = expected[int(first[number])], actual[int(second[number])]
+                lossy[number] = _lost_something(expected_value.as_py(), actual_value.as_py())
         return lossy
 
 
-def _only(rows: Rows, offsets: Offsets) -> Rows:
+def _only(rows: CodedRows, offsets: Offsets) -> CodedRows:
     mask = np.isin(rows.offsets, offsets)
-    return Rows(rows.offsets[mask], rows.codes[mask])
+    return CodedRows(rows.offsets[mask], rows.codes[mask])
 
 
-def _codes(one: pa.Array, other: pa.Array) -> Codes:
+def _codes(expected: pa.Array, actual: pa.Array) -> Codes:
     """Numbers for values, the same for the same value on both sides; a null is a value too."""
-    if pa.types.is_nested(one.type):  # Arrow cannot tell these apart; as text they are
-        one, other = (_texts(side, partial(_said, type_=side.type)) for side in (one, other))
-    encoded = pa.concat_arrays([one, other]).dictionary_encode(null_encoding="encode")
+    if pa.types.is_nested(expected.type):  # Arrow cannot encode these; their text can be
+        expected, actual = (_texts(side, partial(_as_json, type_=side.type)) for side in (expected, actual))
+    encoded = pa.concat_arrays([expected, actual]).dictionary_encode(null_encoding="encode")
     codes: Codes = encoded.indices.to_numpy().astype(np.int64)
     return codes
 
@@ -125,21 +127,21 @@ def _combined(codes: Codes, more: Codes) -> Codes:
     return codes * width + more
 
 
-def _pair(due: pa.Array, there: pa.Array, *, as_json: bool) -> tuple[pa.Array, pa.Array]:
+def _pair(expected: pa.Array, actual: pa.Array, *, as_json: bool) -> tuple[pa.Array, pa.Array]:
     """Both sides in one type."""
     # Numeric and JSON come from the table as text in a type of their own.
-    due, there = (side.storage if isinstance(side, pa.ExtensionArray) else side for side in (due, there))
+    expected, actual = (side.storage if isinstance(side, pa.ExtensionArray) else side for side in (expected, actual))
     if as_json:
-        parsed = partial(_parsed, type_=due.type)
-        return _texts(due, parsed if pa.types.is_string(due.type) else partial(_said, type_=due.type)), _texts(
-            there, parsed
-        )
-    if there.type == due.type:
-        return due, there
+        parsed = partial(_parsed, type_=expected.type)
+        return _texts(
+            expected, parsed if pa.types.is_string(expected.type) else partial(_as_json, type_=expected.type)
+        ), _texts(actual, parsed)
+    if actual.type == expected.type:
+        return expected, actual
     try:
-        return due, there.cast(due.type)
+        return expected, actual.cast(expected.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return _reprs(due), _reprs_as(there, due.type)
+        return _reprs(expected), _reprs_as(actual, expected.type)
 
 
 def _reprs(array: pa.Array) -> pa.Array:
@@ -176,7 +178,7 @@ _EXACT = Context(prec=5_000)
 
 def _parsed(text: str, type_: pa.DataType) -> str:
     """JSON in the one spelling that we compare by."""
-    return _spelled(_with_floats(json.loads(text, parse_float=Decimal, parse_int=Decimal), type_))
+    return _canonical(_with_floats(json.loads(text, parse_float=Decimal, parse_int=Decimal), type_))
 
 
 def _with_floats(value: Any, type_: pa.DataType) -> Any:
@@ -196,9 +198,9 @@ def _float(value: float | Decimal) -> Decimal:
     return Decimal(str(np.float32(value)))
 
 
-def _said(value: Any, type_: pa.DataType) -> str:
+def _as_json(value: Any, type_: pa.DataType) -> str:
     """What a nested value is as JSON, in the same spelling."""
-    return _spelled(_plain(value, type_))
+    return _canonical(_plain(value, type_))
 
 
 def _plain(value: Any, type_: pa.DataType) -> Any:
@@ -218,16 +220,16 @@ def _plain(value: Any, type_: pa.DataType) -> Any:
     return value.isoformat() if pa.types.is_temporal(type_) else value
 
 
-def _spelled(value: Any) -> str:
+def _canonical(value: Any) -> str:
     match value:
         case None | bool():
             return json.dumps(value)
         case str():
             return json.dumps(value, ensure_ascii=False)
         case dict():
-            return "{" + ",".join(f"{_spelled(key)}:{_spelled(value[key])}" for key in sorted(value)) + "}"
+            return "{" + ",".join(f"{_canonical(key)}:{_canonical(value[key])}" for key in sorted(value)) + "}"
         case list():
-            return "[" + ",".join(map(_spelled, value)) + "]"
+            return "[" + ",".join(map(_canonical, value)) + "]"
         case _:
             return _number(value if isinstance(value, Decimal) else Decimal(repr(value)))
 
@@ -242,28 +244,28 @@ _ROUNDINGS = (ROUND_HALF_EVEN, ROUND_HALF_UP, ROUND_DOWN)
 _TICKS = (timedelta(milliseconds=1), timedelta(seconds=1))
 
 
-def _lost_something(due: Any, there: Any) -> bool:
-    """Whether ``there`` is what is left of ``due`` after nulling, rounding or cutting it."""
-    if due is None or there is None or isinstance(due, bool):
-        return there is None
-    match due:
+def _lost_something(expected: Any, actual: Any) -> bool:
+    """Whether ``actual`` is what is left of ``expected`` after nulling, rounding or cutting it."""
+    if expected is None or actual is None or isinstance(expected, bool):
+        return actual is None
+    match expected:
         case str() | bytes():
-            return len(there) < len(due) and bool(due.startswith(there))
-        case float() if isinstance(there, float) and float(np.float32(due)) == there:
+            return len(actual) < len(expected) and bool(expected.startswith(actual))
+        case float() if isinstance(actual, float) and float(np.float32(expected)) == actual:
             return True
         case float() | Decimal():
-            return _rounded(Decimal(repr(due)) if isinstance(due, float) else due, Decimal(str(there)))
+            return _rounded(Decimal(repr(expected)) if isinstance(expected, float) else expected, Decimal(str(actual)))
         case datetime():
-            midnight = there.replace(hour=0, minute=0, second=0, microsecond=0)
-            return any(abs(due - there) < tick and not (there - midnight) % tick for tick in _TICKS)
+            midnight = actual.replace(hour=0, minute=0, second=0, microsecond=0)
+            return any(abs(expected - actual) < tick and not (actual - midnight) % tick for tick in _TICKS)
     return False
 
 
-def _rounded(due: Decimal, there: Decimal) -> bool:
-    exponent = due.as_tuple().exponent
+def _rounded(expected: Decimal, actual: Decimal) -> bool:
+    exponent = expected.as_tuple().exponent
     digits = -exponent if isinstance(exponent, int) else 0  # NaN and infinities have none to lose
     return any(
-        due.quantize(Decimal(1).scaleb(-places), rounding=rounding, context=_EXACT) == there
+        expected.quantize(Decimal(1).scaleb(-places), rounding=rounding, context=_EXACT) == actual
         for places in range(digits)
         for rounding in _ROUNDINGS
     )

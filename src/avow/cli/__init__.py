@@ -1,4 +1,4 @@
-"""The command line: one file a command group. Owns exit codes and how errors are shown, nothing of the work."""
+"""The command line, one module for each group of commands. Owns exit codes and the display of errors."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ COMMANDS = {
         "up": ("local", "Start the local cluster: three Kafka nodes and PostgreSQL."),
         "down": ("local", "Stop it. The data stays."),
         "status": ("local", "Addresses, pids, leaders, in-sync replicas, disk use."),
-        "demo": ("demo", "A minute and a half: a pipeline killed again and again, then audited."),
-        "setup": ("setup", "Fetch the jars and prepare Spark for quick starts. Once per machine."),
-        "doctor": ("doctor", "Check that this machine has what avow needs."),
+        "demo": ("demo", "90 seconds: a pipeline is killed three times with kill -9, then audited."),
+        "setup": ("setup", "Fetch jars and JavaScript, prepare Spark for quick starts. Once per machine."),
+        "doctor": ("doctor", "Check that this machine has everything that avow needs."),
     },
     "Pipelines": {
-        "plan": ("plan", "Explain what a pipeline promises, hop by hop. Touches nothing."),
+        "plan": ("plan", "Explain what a pipeline guarantees, hop by hop, without any I/O."),
         "run": ("run", "Move records from Kafka into the sink, under the declared guarantee."),
-        "wait": ("wait", "Wait until records that were sent are in the sink, or say what became of them."),
+        "wait": ("wait", "Wait until given records are in the sink, or report what happened to them."),
         "audit": ("audit", "Check the sink against the topic, offset by offset: held, broken or unknown."),
-        "prove": ("prove", "Inject real faults into real processes, and see whether the promise holds."),
-        "dead-letters": ("letters", "Records the sink could not take: list, show, redrive."),
-        "lake": ("lake", "Keep a Delta or Iceberg table in order: clean, compact."),
+        "prove": ("prove", "Inject faults into real processes and check whether the guarantee holds."),
+        "dead-letters": ("dead_letters", "List, show or redrive records that could not be decoded or written."),
+        "lake": ("lake", "Maintain a Delta or Iceberg table: clean, compact."),
     },
     "Clients": {
         "produce": ("produce", "Send JSON lines to a topic with a declared guarantee; explain or measure the choices."),
-        "consume": ("consume", "Give records to a handler, or print them, under a declared guarantee."),
+        "consume": ("consume", "Pass records to a handler, or print them, under a declared guarantee."),
     },
-    "Look around": {
-        "dashboard": ("dashboard", "The cluster and the pipelines in the browser."),
+    "Inspect": {
+        "dashboard": ("dashboard", "Cluster and pipelines in the browser."),
         "topics": ("kafka", "List or describe topics: leaders, replicas in sync, configuration, offsets."),
         "groups": ("kafka", "List or describe consumer groups: members, positions, lag."),
-        "lag": ("kafka", "How far groups are behind, in records and in seconds."),
+        "lag": ("kafka", "Lag of consumer groups, in records and seconds."),
     },
 }
 MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
 
 EXIT_CODES = """\
-Exit codes: 0 done · 1 failed · 2 refused: bad command line or pipeline file · 3 this machine lacks something \
-· 4 Kafka failed · 5 the sink failed · 70 a bug of ours; nothing went on"""
+Exit codes: 0 done · 1 failed · 2 refused: bad command line or pipeline file · 3 missing on this machine \
+· 4 Kafka failed · 5 the sink failed · 70 internal error: stopped to keep the guarantee"""
 
 
 class Avow(click.Group):
-    """Commands in groups, loaded when used; errors of ours shown without a traceback."""
+    """Commands in groups, imported when used. Errors of avow are shown without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(MODULES)
@@ -79,9 +79,9 @@ class Avow(click.Group):
         except AvowError as error:
             fail(error)
         except ModuleNotFoundError as error:
-            if (told := missing(error.name)) is None:
+            if (problem := missing(error.name)) is None:
                 raise
-            fail(told)
+            fail(problem)
 
 
 def fail(error: AvowError) -> NoReturn:
@@ -95,8 +95,8 @@ def fail(error: AvowError) -> NoReturn:
 
 
 def verbose_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    def listen(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-        if wanted:
+    def listen(_ctx: click.Context, _param: click.Parameter, enabled: bool) -> None:
+        if enabled:
             logger = logging.getLogger("avow")
             logger.addHandler(logging.StreamHandler())
             logger.setLevel(logging.DEBUG)
@@ -106,19 +106,26 @@ def verbose_option(command: Callable[..., Any]) -> Callable[..., Any]:
         is_flag=True,
         expose_value=False,
         callback=listen,
-        help="Print the whole trace of every failure to standard error.",
+        help="Print full tracebacks to standard error.",
     )(command)
 
 
+native_option = click.option(
+    "--native/--no-native",
+    default=None,
+    help="Use the C library of avow-native if it is installed. It changes the speed and nothing else.",
+)
+
+
 def hooks_of_caller() -> Hooks:
-    """Of a program that has called this command line, such as the proof; ``avow`` itself gives none."""
+    """Test hooks of a program that invokes this command line, such as the proof; none by default."""
     return click.get_current_context().find_object(Hooks) or NO_HOOKS
 
 
 def plain(text: str) -> str:
-    """Safe to show: no markup of ours, no control codes of someone else's."""
-    kept = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
-    return kept.replace("[", r"\[")
+    """Safe to print: no rich markup, no control codes."""
+    safe = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    return safe.replace("[", r"\[")
 
 
 @click.group(

@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli import plain, verbose_option
+from avow.cli import native_option, plain, verbose_option
 from avow.errors import ConfigError
 from avow.findings import SPANS_MAX, Finding, permits
 from avow.pipeline import Pipeline
 
 if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for
     from avow.audit.compare import Tally
-    from avow.audit.report import Report
+    from avow.audit.report import AuditReport
 
 COLOURS = {"held": "bold green", "broken": "bold red", "unknown": "bold yellow"}
 SHOWN = 10
@@ -35,7 +35,7 @@ HERE, NOWHERE = Path(".avow"), Path("-")  # of --out
 
 
 @click.command(
-    epilog="Exit codes: 0 held · 1 broken · 2 unknown: nothing could be audited or decided, or the file is refused"
+    epilog="Exit codes: 0 held · 1 broken · 2 unknown: nothing could be audited or decided, or the file was refused"
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -44,28 +44,29 @@ HERE, NOWHERE = Path(".avow"), Path("-")  # of --out
     type=click.IntRange(min=0),
     default=SHOWN,
     show_default=True,
-    help="Show no more than so many offset ranges of each anomaly.",
+    help="The most offset ranges to show of each anomaly.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the report in this folder, where the dashboard finds it with --evidence; '-': keep none.  "
-    "[default: .avow, if it can be written]",
+    help="Store the report in this folder, for the dashboard's --evidence; '-': do not store it.  "
+    "[default: .avow, if it is writable]",
 )
+@native_option
 @verbose_option
-def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
+def audit(file: Path, as_json: bool, max_shown: int, out: Path | None, native: bool | None) -> None:
     """Compare a pipeline's topics with its table, dead letters and ledger, offset by offset.
 
-    Reads only, on one snapshot of the database and up to the offsets that were committed when it started; the
-    pipeline may run on meanwhile. Says whether the declared guarantee held, and names every anomaly with its offsets.
+    Only reads: one snapshot of the database, and the topics up to their last stable offsets at that time. The pipeline
+    may keep running. Reports whether the declared guarantee held, and names every anomaly with its offsets.
     """
-    pipeline = Pipeline.load(file)
-    # Imported here: they bring Arrow, and a bad file should be told at once.
+    pipeline = Pipeline.load(file, native=native)
+    # Imported here: they import Arrow, and a bad file should be reported at once.
+    from avow.audit.archive import keep
     from avow.audit.judge import EXIT_CODES
-    from avow.audit.kept import keep
 
-    with _status() as tell:
-        report = pipeline.audit(on_progress=tell)
+    with _status() as notify:
+        report = pipeline.audit(on_progress=notify)
     if out is None:
         _keep_here(report)
     elif out == NOWHERE:
@@ -82,9 +83,9 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None) -> None:
     raise SystemExit(EXIT_CODES[report.verdict])
 
 
-def _keep_here(report: Report) -> None:
-    """Where the dashboard looks unless it is told otherwise. An audit needs no folder that can be written."""
-    from avow.audit.kept import keep
+def _keep_here(report: AuditReport) -> None:
+    """The dashboard's default folder. An audit works without a writable folder."""
+    from avow.audit.archive import keep
 
     with suppress(OSError):
         keep(report, HERE)
@@ -95,8 +96,8 @@ def _status() -> Iterator[Callable[[str], None]]:
     """Says what is being done: to a person on one changing line, to a log every ten seconds."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        with _lines() as tell:
-            yield tell
+        with _lines() as notify:
+            yield notify
         return
     with console.status("starting") as status:
         yield lambda text: status.update(plain(text))
@@ -119,7 +120,7 @@ def _lines() -> Iterator[Callable[[str], None]]:
         thread.join()
 
 
-def show(console: Console, report: Report, max_shown: int) -> None:
+def show(console: Console, report: AuditReport, max_shown: int) -> None:
     """The report for a person. All of it as ``Text``, never as markup: names may hold square brackets."""
     console.print(Text(f"{report.pipeline}: {report.guarantee}, {report.mode}, {report.seconds:.1f} s", "bold"))
     if report.partitions:
@@ -139,18 +140,18 @@ def show(console: Console, report: Report, max_shown: int) -> None:
         console.print(Text.assemble(("what to do: ", "bold"), _escaped(report.advice)))
 
 
-def _partitions(report: Report) -> Table:
+def _partitions(report: AuditReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("partition", overflow="fold")
     for name in ("audited", "read", "written", "dead", "skipped", "lost", "anomalies"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in report.partitions:
-        mine = [f for f in report.findings if (f.topic, f.partition) == (one.topic, one.partition)]
+    for partition in report.partitions:
+        findings = [f for f in report.findings if (f.topic, f.partition) == (partition.topic, partition.partition)]
         table.add_row(
-            Text(f"{one.topic}/{one.partition}"),
-            f"[{one.start:,}, {one.until:,})".replace("[", r"\["),
-            *_numbers(one.tally),
-            f"{sum(f.count for f in mine):,}",
+            Text(f"{partition.topic}/{partition.partition}"),
+            f"[{partition.start:,}, {partition.until:,})".replace("[", r"\["),
+            *_numbers(partition.tally),
+            f"{sum(f.count for f in findings):,}",
         )
     if len(report.partitions) > 1:
         total = f"{sum(f.count for f in report.findings):,}"
@@ -162,21 +163,21 @@ def _numbers(tally: Tally) -> Iterator[str]:
     return (f"{n:,}" for n in (tally.read, tally.written, tally.dead, tally.skipped, tally.lost))
 
 
-def _accounting(report: Report) -> str:
+def _accounting(report: AuditReport) -> str:
     """The identity as found, and beside it what the ledger says."""
     tally, counts = report.tally, report.counts
     lost = f" + {tally.lost:,} lost" if tally.lost else ""
-    found = f"{tally.read:,} read = {tally.written:,} written + {tally.dead:,} dead + {tally.skipped:,} skipped{lost}"
+    counted = f"{tally.read:,} read = {tally.written:,} written + {tally.dead:,} dead + {tally.skipped:,} skipped{lost}"
     same = (counts.read, counts.written, counts.dead, counts.skipped)
     if same == (tally.read, tally.written, tally.dead, tally.skipped):
-        return f"{found}; the ledger says the same."
+        return f"{counted}; the ledger says the same."
     return (
-        f"{found};\nthe ledger says {counts.read:,} read = {counts.written:,} written + {counts.dead:,} dead + "
+        f"{counted};\nthe ledger says {counts.read:,} read = {counts.written:,} written + {counts.dead:,} dead + "
         f"{counts.skipped:,} skipped."
     )
 
 
-def _findings(report: Report, max_shown: int) -> Table:
+def _findings(report: AuditReport, max_shown: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("anomaly", no_wrap=True)
     table.add_column("partition", overflow="fold")
@@ -185,8 +186,8 @@ def _findings(report: Report, max_shown: int) -> Table:
     for finding in report.findings:
         allowed = permits(report.guarantee, finding.kind)
         name = Text(finding.kind, "yellow" if allowed else "red")
-        where = Text(f"{finding.topic}/{finding.partition}")
-        table.add_row(name, where, f"{finding.count:,}", Text(_offsets(finding, max_shown)))
+        partition = Text(f"{finding.topic}/{finding.partition}")
+        table.add_row(name, partition, f"{finding.count:,}", Text(_offsets(finding, max_shown)))
         for remark in _remarks(finding, allowed=allowed):
             table.add_row("", "", "", Text(_escaped(remark), "dim"))
     return table

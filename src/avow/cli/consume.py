@@ -17,48 +17,70 @@ from avow.cli import hooks_of_caller, plain
 from avow.cli.kafka import given_settings, settings_option, source_of
 from avow.cli.local import folder_option
 from avow.cli.run import stop_on_signals
-from avow.clients.terms import checked, explain
+from avow.clients.config import (
+    COOPERATIVE,
+    CommitConfig,
+    CommitMode,
+    CommitUnit,
+    ConsumerConfig,
+    PollConfig,
+    RetryConfig,
+    explain,
+)
 from avow.errors import ConfigError, NotDrained
 from avow.guarantee import Guarantee
-from avow.settings import revealed
+from avow.settings import unwrap_secrets
 
 if TYPE_CHECKING:
     from avow.clients.consumer import Consumer, Record
+
+STRATEGIES = {"cooperative": COOPERATIVE, "eager": "range,roundrobin"}
 
 
 @click.command(
     epilog="Exit codes: 0 done or stopped · 1 failed · 2 refused · 4 Kafka · 5 the database or the dead letters · "
     "11 log-truncated · 12 retention-loss · 13 superseded · 18 the handler failed · "
-    "19 --once was stopped before the end · 70 a bug of ours"
+    "19 --once was stopped before the end · 70 internal error"
 )
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--group", default="avow-consume", show_default=True, help="Whose positions these are.")
+@click.option("--group", default="avow-consume", show_default=True, help="The consumer group.")
 @click.option(
-    "--guarantee", default="at-least-once", show_default=True, type=click.Choice([str(word) for word in Guarantee])
+    "--guarantee", default=str(Guarantee.AT_LEAST_ONCE), show_default=True, type=click.Choice([*map(str, Guarantee)])
 )
 @click.option("--handler", help="MODULE:FUNCTION, called with each record; exactly-once calls it with (record, tx).")
-@click.option("--database", envvar="DATABASE_URL", help="PostgreSQL, for exactly-once. Or export DATABASE_URL.")
-@click.option("--commit", type=click.Choice(["auto", "sync", "async"]), help="auto, and sync for at-most-once.")
+@click.option("--database", envvar="DATABASE_URL", help="PostgreSQL URL, for exactly-once. Or export DATABASE_URL.")
+@click.option(
+    "--commit",
+    type=click.Choice([*map(str, CommitMode)]),
+    help="When offsets are committed.  [default: auto; at-most-once: sync]",
+)
 @click.option("--commit-interval", default=5.0, show_default=True, help="Seconds between automatic commits.")
-@click.option("--per", default="batch", show_default=True, type=click.Choice(["record", "batch"]))
+@click.option("--per", default="batch", show_default=True, type=click.Choice([*map(str, CommitUnit)]))
 @click.option("--start", default="earliest", show_default=True, help="earliest, latest or a time, for a new group.")
 @click.option("--on-failure", default="stop", show_default=True, type=click.Choice(["stop", "dead-letter"]))
-@click.option("--dead-letters", metavar="TOPIC", help="Where they go. [default: GROUP.dead-letters]")
-@click.option("--retries", type=int, help="Of a record whose handler fails. [default: 3; at-most-once: 0]")
-@click.option("--longest", default=3600.0, show_default=True, help="Seconds that a batch may take.")
-@click.option("--assignment", default="cooperative", show_default=True, type=click.Choice(["cooperative", "eager"]))
-@click.option("--batch", "max_records", default=500, show_default=True, help="Records of a batch, at most.")
-@click.option("--max", "limit", type=click.IntRange(min=1), help="End after so many records.")
-@click.option("--once", is_flag=True, help="End at the end of the log as it is now.")
+@click.option("--dead-letters", metavar="TOPIC", help="The dead-letter topic. [default: GROUP.dead-letters]")
+@click.option("--retries", type=int, help="Retries of a record whose handler fails. [default: 3; at-most-once: 0]")
+@click.option(
+    "--longest",
+    default=3600.0,
+    show_default=True,
+    help="The longest time that a batch may take, in seconds (max.poll.interval.ms).",
+)
+@click.option("--assignment", default="cooperative", show_default=True, type=click.Choice(list(STRATEGIES)))
+@click.option("--batch", "max_records", default=500, show_default=True, help="The most records in a batch.")
+@click.option("--max", "limit", type=click.IntRange(min=1), help="End after this many records.")
+@click.option("--once", is_flag=True, help="End at the end offsets as they are at the start.")
 @settings_option
 @click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several with commas.")
 @click.option(
     "--pipeline",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The source's cluster of this file, with its client settings.",
+    help="Use the source cluster and the client settings of this pipeline file.",
 )
 @folder_option
-@click.option("--explain", "only_explain", is_flag=True, help="Say what the choices mean, and end. Touches nothing.")
+@click.option(
+    "--explain", "only_explain", is_flag=True, help="Explain what the options mean, and exit. Touches nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
 def consume(
     topics: tuple[str, ...],
@@ -66,16 +88,7 @@ def consume(
     guarantee: str,
     handler: str | None,
     database: str | None,
-    commit: str | None,
-    commit_interval: float,
-    per: str,
     start: str,
-    on_failure: str,
-    dead_letters: str | None,
-    retries: int | None,
-    longest: float,
-    assignment: str,
-    max_records: int,
     limit: int | None,
     once: bool,
     settings: tuple[str, ...],
@@ -84,55 +97,49 @@ def consume(
     folder: Path,
     only_explain: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Give every record of TOPICS to a handler, or print it as a line of JSON.
+    """Pass every record of TOPICS to a handler, or print it as a line of JSON.
 
-    Consumers of one group share the partitions; each record of a partition comes in order. SIGTERM or Ctrl-C end it
-    after the record in hand (at-most-once: after the batch that is claimed), with the position right.
+    Consumers of one group share the partitions; the records of a partition are handled in order. SIGTERM or Ctrl-C stop
+    it after the current record (at-most-once: after the claimed batch) and commit the position.
     """
-    terms: dict[str, Any] = {
-        "per": per,
-        "on_failure": on_failure,
-        "retries": retries,
-        "commit_interval_s": commit_interval,
-        "assignment": assignment,
-        "max_records": max_records,
-        "longest_s": longest,
-    }
-    exactly = guarantee == Guarantee.EXACTLY_ONCE
-    if exactly and handler is None:
+    if guarantee != Guarantee.EXACTLY_ONCE:
+        database = None  # the environment may have one
+    elif handler is None:
         raise ConfigError(
-            "exactly-once needs a --handler: printing is not part of any transaction",
-            advice="--handler MODULE:FUNCTION, which is called with (record, tx); or another guarantee.",
+            "exactly-once needs a --handler: printed lines are not part of a transaction",
+            advice="Give --handler MODULE:FUNCTION, which is called with (record, tx), or choose another guarantee.",
         )
-    found = checked(guarantee, commit, **terms, back_off_s=0.1, database=exactly and database is not None)
+    configs, dead_letters = _configs(**options)
+    config = ConsumerConfig.resolve(
+        guarantee, **configs, dead_letters=bool(dead_letters), database=database is not None
+    )
     if only_explain:
-        for line in explain(found):
-            click.echo(line)
+        click.echo("\n".join(explain(config)))
         return
     function = _function(handler) if handler else _print
     source = source_of(brokers, pipeline, folder)
-    # Imported here: Kafka's client takes a moment, and a slip of the pen should be told at once.
+    # Imported here: Kafka's client takes a moment, and a typing error should be reported at once.
     from avow.clients.consumer import Consumer
 
     console = Console(stderr=True, highlight=False)
     consumer = Consumer(
-        source.brokers,
         topics,
-        group,
-        guarantee,
-        commit=commit,
-        start=start,
+        bootstrap_servers=source.brokers,
+        group_id=group,
+        guarantee=guarantee,
+        database=database,
+        auto_offset_reset=start,
         dead_letters=dead_letters,
-        database=database if exactly else None,
         once=once,
         limit=limit,
-        kafka=revealed(source.kafka) | given_settings(settings),
+        config=unwrap_secrets(source.kafka) | given_settings(settings),
         on_event=lambda text: console.print(plain(text), soft_wrap=True),
         hooks=hooks_of_caller(),
-        **terms,
+        **configs,
     )
-    stop_on_signals(consumer.stop, lambda _: console.print("stopping after the record in hand"))
+    stop_on_signals(consumer.stop, lambda _: console.print("stopping after the current record"))
     try:
         with consumer:
             consumer.run(function)
@@ -140,13 +147,34 @@ def consume(
     finally:
         _summary(consumer, as_json, console)
     if not as_json:
-        for where, position in sorted(positions.items()):
-            console.print(f"  {where} at {position}")
+        for tp, position in sorted(positions.items()):
+            console.print(f"  {tp} at {position}")
     if once and not consumer.finished:
         raise NotDrained(
-            f"group {group} was stopped before it had handled all records that were there when it started",
-            advice="Nothing failed. Run it again: it continues from the group's positions.",
+            f"the consumer of group {group} was stopped before it reached the end offsets seen at its start",
+            advice="Nothing failed. Run it again: it continues from the committed offsets.",
         )
+
+
+def _configs(
+    *,
+    commit: str | None,
+    commit_interval: float,
+    per: str,
+    retries: int | None,
+    on_failure: str,
+    dead_letters: str | None,
+    longest: float,
+    assignment: str,
+    max_records: int,
+) -> tuple[dict[str, Any], bool | str]:
+    """The options as a consumer's configuration, and what becomes of records that keep failing."""
+    configs = {
+        "commit": CommitConfig(commit, per, int(commit_interval * 1000)),
+        "retry": RetryConfig(retries),
+        "poll": PollConfig(max_records, int(longest * 1000), STRATEGIES[assignment]),
+    }
+    return configs, (dead_letters or True) if on_failure == "dead-letter" else False
 
 
 def _function(name: str) -> Callable[..., object]:
@@ -155,14 +183,15 @@ def _function(name: str) -> Callable[..., object]:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(import_module(module), function)
+        function_ = getattr(import_module(module), function)
     except (ImportError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"--handler {name}: {error}", advice="MODULE:FUNCTION, of a module that Python finds from here."
+            f"--handler {name}: {error}",
+            advice="Write MODULE:FUNCTION; the module must be importable from this folder.",
         ) from error
-    if not callable(found):
-        raise ConfigError(f"--handler {name}: that is no function", advice="MODULE:FUNCTION.")
-    return found  # type: ignore[no-any-return]
+    if not callable(function_):
+        raise ConfigError(f"--handler {name} is not a function", advice="Write MODULE:FUNCTION.")
+    return function_  # type: ignore[no-any-return]
 
 
 def _print(record: Record) -> None:
@@ -188,9 +217,11 @@ def _text(name: str, data: bytes | None) -> dict[str, str | None]:
 def _summary(consumer: Consumer, as_json: bool, console: Console) -> None:
     totals = consumer.totals
     if as_json:
-        said = {"handled": totals.handled, "dead_letters": totals.dead, "retried": totals.retried}
-        print(json.dumps(said), file=sys.stderr, flush=True)  # records, or a handler's own lines, are on the other one
+        summary = {"handled": totals.handled, "dead_letters": totals.dead, "retried": totals.retried}
+        print(
+            json.dumps(summary), file=sys.stderr, flush=True
+        )  # records, or a handler's own lines, are on the other one
         return
     console.print(
-        f"handled {totals.handled:,} · dead letters {totals.dead:,} · tried again {totals.retried:,}", soft_wrap=True
+        f"handled {totals.handled:,} · dead letters {totals.dead:,} · retries {totals.retried:,}", soft_wrap=True
     )

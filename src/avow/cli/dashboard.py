@@ -6,7 +6,6 @@ Owns: the command line, and who may reach the pages. Must not know: what they sh
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import webbrowser
 from pathlib import Path
@@ -26,13 +25,10 @@ if TYPE_CHECKING:  # it brings Kafka's client, which a bad option need not wait 
     from avow.dashboard.watch import Watch
 
 PORT = 8642
-# How long a page waits for PostgreSQL, unless the environment says otherwise. For this process alone: jobs get the
-# environment as it was.
-DATABASE = {"PGCONNECT_TIMEOUT": "3", "PGOPTIONS": "-c statement_timeout=6000"}
 
 
 @click.command(
-    epilog="Loopback only, unless --host says otherwise; that needs a token. Ctrl-C ends it.",
+    epilog="Listens on the loopback address by default; any other --host needs a token. Ctrl-C ends it.",
 )
 @click.argument("pipelines", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several with commas.")
@@ -41,23 +37,29 @@ DATABASE = {"PGCONNECT_TIMEOUT": "3", "PGOPTIONS": "-c statement_timeout=6000"}
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A client setting, several times. A secret as '${env:NAME}': a command line can be seen.",
+    help="A client setting; may be repeated. Give a secret as '${env:NAME}'.",
 )
 @folder_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="The port to listen on; 0: any free port.",
+)
 @click.option(
     "--token",
     envvar="AVOW_DASHBOARD_TOKEN",
-    help="What a visitor has to know. Better by the variable AVOW_DASHBOARD_TOKEN: a command line can be seen.",
+    help="Required from visitors. Prefer the variable AVOW_DASHBOARD_TOKEN: command lines are visible to others.",
 )
-@click.option("--allow-host", multiple=True, help="A name by which visitors call this server, such as a proxy's.")
-@click.option("--read-only", is_flag=True, help="Nothing can be changed or started from the pages.")
+@click.option("--allow-host", multiple=True, help="A host name under which this server is reached, such as a proxy's.")
+@click.option("--read-only", is_flag=True, help="Refuse every change and every job from the pages.")
 @click.option(
     "--evidence",
     multiple=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where proofs and audits are; audits from here are kept in the first.  [default: .avow]",
+    help="Folder with proofs and audits; new audits are stored in the first.  [default: .avow]",
 )
 @click.option(
     "--timeout",
@@ -65,9 +67,9 @@ DATABASE = {"PGCONNECT_TIMEOUT": "3", "PGOPTIONS": "-c statement_timeout=6000"}
     type=click.FloatRange(0.5, 60),
     default=4,
     show_default=True,
-    help="Seconds that a page waits for Kafka.",
+    help="Seconds that a page waits for Kafka, or for a query to the sink.",
 )
-@click.option("--open", "opened", is_flag=True, help="Open it in the browser.")
+@click.option("--open", "open_browser", is_flag=True, help="Open it in the browser.")
 def dashboard(
     pipelines: tuple[Path, ...],
     brokers: str | None,
@@ -80,9 +82,9 @@ def dashboard(
     read_only: bool,
     evidence: tuple[Path, ...],
     timeout_s: float,
-    opened: bool,
+    open_browser: bool,
 ) -> None:
-    """Look at a cluster and its pipelines in the browser.
+    """Show a cluster and its pipelines in the browser.
 
     PIPELINES are files, or folders of them; without any, this folder. The cluster is --brokers with --kafka, else that
     of the first pipeline with its client settings, else the local one of `avow up`.
@@ -91,47 +93,46 @@ def dashboard(
 
     if not _loopback(host) and not token:
         raise ConfigError(
-            f"{host} can be reached from other machines, and there is no token",
-            advice="Set AVOW_DASHBOARD_TOKEN (such as `openssl rand -hex 16`), or stay at 127.0.0.1.",
+            f"{host} is reachable from other machines, and no token is set",
+            advice="Set AVOW_DASHBOARD_TOKEN (for example to the output of `openssl rand -hex 16`), or use 127.0.0.1.",
         )
     if token is not None and len(token) < TOKEN_CHARS_MIN:
-        raise ConfigError(f"the token has fewer than {TOKEN_CHARS_MIN} characters", advice="Take a longer one.")
+        raise ConfigError(f"the token has fewer than {TOKEN_CHARS_MIN} characters", advice="Use a longer token.")
     for path in pipelines:
         if not path.exists():
-            raise ConfigError(f"{path}: there is no such file or folder")
-    environment = dict(os.environ)
-    for name, value in DATABASE.items():
-        os.environ.setdefault(name, value)
+            raise ConfigError(f"{path}: no such file or folder")
 
     import uvicorn
 
+    from avow.dashboard import assets
     from avow.dashboard.app import make
-    from avow.dashboard.guard import Rules
-    from avow.dashboard.house import House
+    from avow.dashboard.guard import AccessRules
     from avow.dashboard.jobs import Jobs
+    from avow.dashboard.state import AppState
     from avow.dashboard.watch import Watch
 
+    assets.check()
     watch = Watch(pipelines or (Path(),), timeout_s=timeout_s)
     source = _cluster(brokers, given_settings(settings), watch, folder)
-    rules = Rules(frozenset(name.lower() for name in allow_host), token, read_only)
-    house = House(rules, source, watch, Jobs(environment), evidence or (Path(".avow"),), timeout_s)
+    rules = AccessRules(frozenset(name.lower() for name in allow_host), token, read_only)
+    state = AppState(rules, source, watch, Jobs(), evidence or (Path(".avow"),), timeout_s)
     listening = _listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]avow dashboard[/] at {address}")
-    console.print(f"  cluster    {plain(str(source.shown('brokers'))) if source else 'none is known'}")
-    console.print(f"  pipelines  {plain(', '.join(one.name for one in watch.pipelines())) or 'none'}")
+    console.print(f"  cluster    {plain(str(source.shown('brokers'))) if source else 'none'}")
+    console.print(f"  pipelines  {plain(', '.join(watched.name for watched in watch.pipelines())) or 'none'}")
     console.print(f"  changes    {'refused: --read-only' if read_only else 'allowed'}")
-    if opened:
+    if open_browser:
         webbrowser.open(address)
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            house.closing.set()  # the live parts end by themselves; uvicorn would wait for them
+            state.closing.set()  # the live parts end by themselves; uvicorn would wait for them
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        make(house), log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
+        make(state), log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=10
     )
     Server(config).run([listening])
 
@@ -152,18 +153,18 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise LocalError(
-            f"cannot listen at {host}:{port}: {error.strerror}", advice="Another --port? 0 takes a free one."
+            f"cannot listen on {host}:{port}: {error.strerror}", advice="Choose another --port; 0 takes a free one."
         ) from None
     listening.listen(128)
     return listening
 
 
-def _cluster(brokers: str | None, given: dict[str, str], watch: Watch, folder: Path) -> Source | None:
-    """Which cluster, with the client settings that were given; None: none is known."""
-    known = [one.pipeline.source for one in watch.pipelines() if one.pipeline]
-    own = Cluster(folder)
-    if known and not brokers:
-        more = cluster(known[0].brokers, given).kafka
-        return known[0].model_copy(update={"kafka": {**known[0].kafka, **more}})
-    address = brokers or (own.bootstrap if own.exists else "")
-    return cluster(address, given) if address else None
+def _cluster(brokers: str | None, settings: dict[str, str], watch: Watch, folder: Path) -> Source | None:
+    """The cluster, with the client settings; None if none is configured."""
+    sources = [watched.pipeline.source for watched in watch.pipelines() if watched.pipeline]
+    local = Cluster(folder)
+    if sources and not brokers:
+        checked = cluster(sources[0].brokers, settings).kafka
+        return sources[0].model_copy(update={"kafka": {**sources[0].kafka, **checked}})
+    address = brokers or (local.bootstrap if local.exists else "")
+    return cluster(address, settings) if address else None

@@ -1,4 +1,4 @@
-"""``avow demo``: the promise, shown. A real cluster, real records, a pipeline killed with kill -9, and the audit."""
+"""``avow demo``: a local cluster, a pipeline that is killed with kill -9, and the audit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pathlib import Path
 import click
 import psutil
 from confluent_kafka import KafkaError, Producer
-from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
 from avow import sinks
 from avow.errors import LocalError, SinkError, SourceError
 from avow.guarantee import Guarantee
 from avow.kafka import metadata
+from avow.kafka.admin import Admin
+from avow.kafka.connect import Connection
 from avow.local.cluster import Cluster
 from avow.plan import load_checked
 from avow.prove.failpoints import VARIABLE as FAILPOINT
@@ -37,6 +38,7 @@ PIPELINE = """\
 # Made by `avow demo`. Every key: docs/PIPELINE.md
 name      = "payments"
 guarantee = "{guarantee}"
+engine    = "{engine}"
 
 [source]
 brokers = "{brokers}"
@@ -67,7 +69,7 @@ LOOK = {
     "kafka": f"avow lag --pipeline {FOLDER}/payments.toml",
 }
 
-# The step after which the first kill falls: between the two acts, where the weaker words show what they permit.
+# The step after which the first kill falls: between the two acts, where the weaker guarantees show what they permit.
 BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "after-write"}
 
 
@@ -77,28 +79,37 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
     type=click.Choice([str(word) for word in Guarantee]),
     default=str(Guarantee.EXACTLY_ONCE),
     show_default=True,
-    help="at-most-once and at-least-once show what they permit really happening.",
+    help="at-most-once and at-least-once show the anomalies they permit.",
 )
-@click.option("--sink", type=click.Choice(list(SINK)), default="postgres", show_default=True, help="Where they go.")
+@click.option(
+    "--sink", type=click.Choice(list(SINK)), default="postgres", show_default=True, help="Destination of the payments."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "consumer"]),
+    default="spark",
+    show_default=True,
+    help="The consumer engine runs without a JVM.",
+)
 @click.option("--records", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many payments.")
-@click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, to look around.")
-def demo(guarantee: str, sink: str, records: int, keep: bool) -> None:
-    """About a minute and a half: a pipeline is killed three times with kill -9, a broker once, and nothing is lost.
+@click.option("--keep", is_flag=True, help="Leave the cluster running afterwards, to inspect it.")
+def demo(guarantee: str, sink: str, engine: str, records: int, keep: bool) -> None:
+    """A pipeline is killed three times with kill -9, a broker once, and every offset is audited: about 90 seconds.
 
-    Starts a cluster of its own in .avow/demo, produces payments (a few of them bad), runs them into a sink while
-    killing things, and audits every offset. Nothing is needed but this command.
+    Starts a cluster of its own in .avow/demo, produces payments (a few of them malformed) and runs them into a sink.
+    Nothing needs to be set up first.
     """
     show = Show(time.monotonic())
     cluster = Cluster(FOLDER)
     if cluster.exists and any(part.process() for part in cluster.parts()):
         raise LocalError(
-            f"a demo's cluster is still up in {FOLDER}",
-            advice=f"Look around, then `avow down --dir {FOLDER}`, and start the demo again.",
+            f"the cluster of an earlier demo is still running in {FOLDER}",
+            advice=f"Stop it with `avow down --dir {FOLDER}`, then start the demo again.",
         )
-    # A polite kill must still take the cluster down.
+    # SIGTERM must stop the cluster, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        code = _play(Stage(cluster, Guarantee(guarantee), sink, records, show))
+        code = _play(Stage(cluster, Guarantee(guarantee), sink, engine, records, show))
         show.next(cluster if keep else None, sink)
     finally:
         if not keep and cluster.exists:
@@ -121,17 +132,17 @@ class Show:
         self._console.rule(f"[bold]{title}[/]", align="left")
 
     def next(self, cluster: Cluster | None, sink: str) -> None:
-        """Where to look next: around the cluster, if it was kept."""
+        """The next commands to try: those that inspect the cluster, if it was kept."""
         if cluster is None:
             self.rule("next")
-            lines = {"avow demo --keep": "leaves the cluster up, with commands to look around"}
+            lines = {"avow demo --keep": "leaves the cluster running, with commands to inspect it"}
             lines |= {f"avow demo --sink {kind}": "the same into another sink" for kind in SINK if kind != sink}
-            lines |= {f"avow demo --guarantee {word}": "shows what it permits really happening" for word in BETWEEN}
+            lines |= {f"avow demo --guarantee {word}": "shows the anomalies it permits" for word in BETWEEN}
             lines["avow plan examples/payments.toml"] = "explains a pipeline of your own, hop by hop"
-            for command, what in lines.items():
-                self._console.print(f"  {command:<38}{what}")
+            for command, description in lines.items():
+                self._console.print(f"  {command:<38}{description}")
             return
-        self.rule("the cluster is still up")
+        self.rule("the cluster is still running")
         for line in (
             f"export DATABASE_URL={cluster.postgres_url}",
             f"avow dashboard {FOLDER} --dir {FOLDER}",
@@ -150,6 +161,7 @@ class Stage:
     cluster: Cluster
     guarantee: Guarantee
     sink: str
+    engine: str
     records: int
     show: Show
 
@@ -169,7 +181,7 @@ class Stage:
         pipeline = load_checked(self.file, self.env)
         try:
             with sinks.driver_sink(pipeline) as store:
-                return sum(entry.counts.written for entry in store.entries().values())
+                return sum(state.entry.counts.written for state in store.ledger_snapshot().values())
         except SinkError:  # the first run is still making it, or a broker was killed: asked again in a moment
             return 0
 
@@ -179,12 +191,18 @@ def _play(stage: Stage) -> int:
     show.rule(stage.guarantee)
     show.line(stage.guarantee.meaning)
     cluster.up(fresh=True)
-    show.line(f"up: three Kafka nodes (replication factor 3, two in sync needed) and PostgreSQL in {FOLDER}")
+    show.line(f"up: three Kafka nodes (replication factor 3, min.insync.replicas 2) and PostgreSQL in {FOLDER}")
     bad = _produce(stage)
     show.line(f"produced {stage.records:,} payments into {TOPIC}, {PARTITIONS} partitions; {bad} of them are bad")
     batch = max(200, stage.records // 12)
     stage.file.write_text(
-        PIPELINE.format(guarantee=stage.guarantee, brokers=cluster.bootstrap, sink=SINK[stage.sink], batch=batch)
+        PIPELINE.format(
+            guarantee=stage.guarantee,
+            engine=stage.engine,
+            brokers=cluster.bootstrap,
+            sink=SINK[stage.sink],
+            batch=batch,
+        )
     )
     for number, share in enumerate(KILLS):
         _run_and_kill(stage, int(stage.records * share), first=number == 0)
@@ -201,8 +219,8 @@ def _play(stage: Stage) -> int:
 
 
 def _produce(stage: Stage) -> int:
-    client = metadata.admin(stage.cluster.bootstrap)
-    client.create_topics([NewTopic(TOPIC, PARTITIONS)], operation_timeout=30)[TOPIC].result()
+    with Admin(Connection(stage.cluster.bootstrap)) as admin:
+        admin.create_topic(TOPIC, PARTITIONS)
     producer = Producer(
         {"bootstrap.servers": stage.cluster.bootstrap, "linger.ms": 50, "enable.idempotence": True},
         logger=metadata.QUIET,
@@ -239,7 +257,8 @@ def _payments(count: int) -> Iterator[bytes]:
 
 
 def _run_and_kill(stage: Stage, target: int, *, first: bool) -> None:
-    """Run until the table has ``target`` rows, then kill -9 the driver, its JVM and its Python workers."""
+    """Run until the table has ``target`` rows, then kill -9 all its processes: on Spark the driver, its JVM and its
+    Python workers."""
     env = stage.env
     between = BETWEEN.get(stage.guarantee) if first else None
     if between:
@@ -248,7 +267,9 @@ def _run_and_kill(stage: Stage, target: int, *, first: bool) -> None:
     deadline = time.monotonic() + WAIT_S
     while child.poll() is None and (between or stage.rows() < target):
         if time.monotonic() > deadline:
-            raise LocalError(f"the pipeline does not get to {target:,} rows", advice=f"Its log: {FOLDER}/run.log")
+            raise LocalError(
+                f"the pipeline did not reach {target:,} rows within {WAIT_S} s", advice=f"See its log: {FOLDER}/run.log"
+            )
         time.sleep(0.05)
     if between:
         acts = "the claim and before the write" if between == "after-claim" else "the write and before the claim"
@@ -256,7 +277,8 @@ def _run_and_kill(stage: Stage, target: int, *, first: bool) -> None:
         stage.show.line(f"[red]kill -9[/] exactly after {acts}, at {stage.rows():,} rows")
         return
     _kill(child)
-    stage.show.line(f"[red]kill -9[/] the driver, its JVM and its workers, at {stage.rows():,} rows")
+    killed = "the driver, its JVM and its workers" if stage.engine == "spark" else "the pipeline"
+    stage.show.line(f"[red]kill -9[/] {killed}, at {stage.rows():,} rows")
 
 
 def _start(stage: Stage, env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -286,5 +308,5 @@ def _drain(stage: Stage) -> None:
     child = _start(stage, stage.env)
     code = child.wait()
     if code:
-        raise LocalError(f"the pipeline ended with {code}", advice=f"Its log: {FOLDER}/run.log")
-    stage.show.line(f"started once more and drained: {stage.rows():,} rows")
+        raise LocalError(f"the pipeline ended with exit code {code}", advice=f"See its log: {FOLDER}/run.log")
+    stage.show.line(f"restarted and drained: {stage.rows():,} rows")

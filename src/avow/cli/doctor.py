@@ -19,9 +19,9 @@ from avow.local.doctor import checks
 def doctor(folder: Path, as_json: bool) -> None:
     """Check that this machine has what avow needs, and say what to do where it has not."""
     console = Console(highlight=False, soft_wrap=True)
-    found = []
+    failed = []
     for check in checks(folder):
-        found.append(check)
+        failed.append(check)
         if as_json:
             continue
         mark = "[green]ok[/]     " if check.ok else "[red]problem[/]"
@@ -29,6 +29,6 @@ def doctor(folder: Path, as_json: bool) -> None:
         if not check.ok:
             console.print(f"  {'':<23}[bold]what to do:[/] {check.advice}")
     if as_json:
-        click.echo(json.dumps([asdict(check) for check in found], indent=2))
-    if not all(check.ok for check in found):
+        click.echo(json.dumps([asdict(check) for check in failed], indent=2))
+    if not all(check.ok for check in failed):
         raise SystemExit(3)

@@ -36,36 +36,36 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--pipeline",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="The source's cluster of this file, with its client settings.",
+            help="Use the source cluster and the client settings of this pipeline file.",
         ),
-        click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several with commas."),
+        click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several separated by commas."),
     ):
         command = option(command)
     return command
 
 
 settings_option = click.option(
-    "--kafka", "settings", multiple=True, metavar="NAME=VALUE", help="A client setting; several times."
+    "--kafka", "settings", multiple=True, metavar="NAME=VALUE", help="A client setting; may be repeated."
 )
 
 
-def given_settings(given: tuple[str, ...]) -> dict[str, str]:
+def given_settings(options: tuple[str, ...]) -> dict[str, str]:
     """What ``--kafka`` says."""
-    found = {}
-    for setting in given:
+    settings = {}
+    for setting in options:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ConfigError(f"--kafka {name}: a value is missing", advice="--kafka NAME=VALUE.")
-        found[name] = value
-    return found
+            raise ConfigError(f"--kafka {name}: the value is missing", advice="Write --kafka NAME=VALUE.")
+        settings[name] = value
+    return settings
 
 
 def source_of(brokers: str | None, pipeline: Path | None, folder: Path, settings: tuple[str, ...] = ()) -> Source:
-    """The cluster that is meant."""
+    """The selected cluster."""
     if brokers and pipeline and _from_environment("brokers"):
         brokers = None  # it says which cluster unless an option does
     if brokers and pipeline:
-        raise ConfigError("--brokers and --pipeline both say which cluster", advice="Give one of the two.")
+        raise ConfigError("--brokers and --pipeline are mutually exclusive", advice="Give one of the two.")
     more = given_settings(settings)
     if pipeline:
         source = load_checked(pipeline).source
@@ -77,8 +77,8 @@ def source_of(brokers: str | None, pipeline: Path | None, folder: Path, settings
         local = Cluster(folder)
         if not local.exists:
             raise ConfigError(
-                f"which cluster? There is none in {folder}",
-                advice="--brokers host:port, --pipeline FILE, or `avow up` for a local one.",
+                f"no Kafka cluster was given, and {folder} has no local cluster",
+                advice="Give --brokers host:port or --pipeline FILE, or start a local cluster with `avow up`.",
             )
         brokers = local.bootstrap
     return cluster(brokers, more)
@@ -98,7 +98,7 @@ def _size(count: int | None) -> str:
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--internal", is_flag=True, help="Kafka's own topics too.")
+@click.option("--internal", is_flag=True, help="Also list Kafka's internal topics.")
 @settings_option
 @cluster_options
 def topics(
@@ -112,47 +112,52 @@ def topics(
 ) -> None:
     """List all topics, or describe the NAMES.
 
-    Leaders, replicas in sync, what is configured, how many offsets each log has and how many bytes; where a
-    transaction is open, who holds it. Red is what lacks replicas or a leader.
+    Leaders, in-sync replicas, configuration, offsets and size; for open transactions, their producers. Partitions
+    without a leader or with too few replicas are red.
     """
-    from avow.kafka import topics as looking
-    from avow.kafka.brokers import about
+    from avow.kafka import topics as kafka_topics
+    from avow.kafka.brokers import try_query as ask_brokers
     from avow.kafka.log import Log, TopicPartition
 
     source = source_of(brokers, pipeline, folder, settings)
     with Log(source, "avow") as log:
         if not names:
-            found = looking.names(log, internal=internal)
-            disks = about(source, lambda told: told.disks())
+            partitions = kafka_topics.names(log, internal=internal)
+            disks = ask_brokers(source, lambda brokers_: brokers_.disks())
             least: dict[str, int] = {}
             with suppress(SourceError, ConfigError):  # not everybody may see configurations
-                least = looking.min_in_sync(log, found)
+                least = kafka_topics.min_in_sync(log, partitions)
         else:
-            described = looking.describe(log, names, about(source, lambda told: told.disks(names)))
+            described = kafka_topics.describe(log, names, ask_brokers(source, lambda brokers_: brokers_.disks(names)))
     if not names:
-        _list_topics([_listed(name, parts, least.get(name), disks) for name, parts in found.items()], as_json=as_json)
+        _list_topics(
+            [_listed(name, parts, least.get(name), disks) for name, parts in partitions.items()], as_json=as_json
+        )
         return
     if as_json:
-        click.echo(json.dumps([_described(one) for one in described], indent=2))
+        click.echo(json.dumps([_described(topic) for topic in described], indent=2))
         return
     waits = [
-        TopicPartition(one.name, part.partition) for one in described for part in one.partitions if part.open_offsets
+        TopicPartition(topic.name, part.partition)
+        for topic in described
+        for part in topic.partitions
+        if part.open_offsets
     ]
-    holders = about(source, lambda told: told.holders(waits)) if waits else None
+    holders = ask_brokers(source, lambda brokers_: brokers_.holders(waits)) if waits else None
     console = Console(highlight=False)
-    for one in described:
-        _print_topic(console, one)
-        if any(part.open_offsets for part in one.partitions):
-            _print_holders(console, {where: some for where, some in (holders or {}).items() if where.topic == one.name})
+    for topic in described:
+        _print_topic(console, topic)
+        if any(part.open_offsets for part in topic.partitions):
+            _print_holders(console, {tp: holding for tp, holding in (holders or {}).items() if tp.topic == topic.name})
 
 
-def _described(one: TopicView) -> dict[str, Any]:
+def _described(topic: TopicView) -> dict[str, Any]:
     return {
-        **asdict(one),
-        "bytes": one.bytes,
-        "offsets": one.offsets,
-        "under_replicated": one.under_replicated,
-        "under_min_in_sync": one.under_min_in_sync,
+        **asdict(topic),
+        "bytes": topic.bytes,
+        "offsets": topic.offsets,
+        "under_replicated": topic.under_replicated,
+        "under_min_in_sync": topic.under_min_in_sync,
     }
 
 
@@ -163,43 +168,47 @@ def _listed(name: str, parts: list[Partition], least: int | None, disks: dict[in
     return {
         "name": name,
         "partitions": len(parts),
-        "replicas": max(len(one.replicas) for one in parts),
-        "in_sync": min(len(one.in_sync) for one in parts),  # of the partition that has the fewest
-        "under_replicated": sum(one.under_replicated for one in parts),
-        "under_min_in_sync": None if least is None else sum(len(one.in_sync) < least for one in parts),
-        "without_leader": sum(one.leader < 0 for one in parts),
+        "replicas": max(len(p.replicas) for p in parts),
+        "in_sync": min(len(p.in_sync) for p in parts),  # of the partition that has the fewest
+        "under_replicated": sum(p.under_replicated for p in parts),
+        "under_min_in_sync": None if least is None else sum(len(p.in_sync) < least for p in parts),
+        "without_leader": sum(p.leader < 0 for p in parts),
         "replica_bytes": None if disks is None else bytes_of(parts, disks),
     }
 
 
-def _list_topics(found: list[dict[str, Any]], *, as_json: bool) -> None:
+def _list_topics(topics: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(topics, indent=2))
         return
     counted = ("under_replicated", "under_min_in_sync", "without_leader")
     heads = ("topic", "partitions", "replicas", "under-replicated", "under min in sync", "without leader", "on disk")
     table = Table(*heads, box=None, pad_edge=False)
     table.columns[-1].justify = "right"
-    for one in found:
-        bad = [Text("-" if one[name] is None else str(one[name]), style="red" if one[name] else "") for name in counted]
+    for topic in topics:
+        bad = [
+            Text("-" if topic[name] is None else str(topic[name]), style="red" if topic[name] else "")
+            for name in counted
+        ]
         table.add_row(
-            Text(one["name"]), str(one["partitions"]), str(one["replicas"]), *bad, _size(one["replica_bytes"])
+            Text(topic["name"]), str(topic["partitions"]), str(topic["replicas"]), *bad, _size(topic["replica_bytes"])
         )
     Console(highlight=False).print(table)
 
 
-def _print_topic(console: Console, one: TopicView) -> None:
-    replicas = "" if one.replica_bytes is None else f" ({_size(one.replica_bytes)} with its replicas)"
+def _print_topic(console: Console, topic: TopicView) -> None:
+    replicas = "" if topic.replica_bytes is None else f" ({_size(topic.replica_bytes)} with its replicas)"
     console.print(
-        Text(one.name, style="bold"), Text(f"id {one.topic_id}, {one.offsets:,} offsets, {_size(one.bytes)}{replicas}")
+        Text(topic.name, style="bold"),
+        Text(f"id {topic.topic_id}, {topic.offsets:,} offsets, {_size(topic.bytes)}{replicas}"),
     )
-    for name, value in (one.config or {}).items():
+    for name, value in (topic.config or {}).items():
         console.print(Text(f"  {name} = {value}"))
-    if one.under_min_in_sync:
-        few = f"  {one.under_min_in_sync} partitions have fewer replicas in sync than min.insync.replicas = "
-        console.print(Text(f"{few}{one.min_in_sync}: they refuse what is sent with acks=all", style="red"))
+    if topic.under_min_in_sync:
+        lacking = f"  {topic.under_min_in_sync} partitions have fewer replicas in sync than min.insync.replicas = "
+        console.print(Text(f"{lacking}{topic.min_in_sync}: producers with acks=all are refused", style="red"))
     table = Table("partition", "leader", "replicas", "in sync", "earliest", "stable end", "end", "size", box=None)
-    for part in one.partitions:
+    for part in topic.partitions:
         whole = len(part.in_sync) == len(part.replicas)
         table.add_row(
             str(part.partition),
@@ -215,10 +224,10 @@ def _print_topic(console: Console, one: TopicView) -> None:
 
 
 def _print_holders(console: Console, holders: Mapping[TopicPartition, list[Holder]]) -> None:
-    console.print("  where the stable end lies before the end, a transaction is open")
-    for where, some in holders.items():
-        for one in some:
-            console.print(Text(f"  {where}: from offset {one.first_offset:,}, {one.says()}"))
+    console.print("  stable end below end: a transaction is open")
+    for tp, holding in holders.items():
+        for holder in holding:
+            console.print(Text(f"  {tp}: from offset {holder.first_offset:,}, {holder.describe()}"))
     console.print()
 
 
@@ -235,38 +244,38 @@ def groups(
     as_json: bool,
 ) -> None:
     """List all consumer groups, or describe the NAMES: members, positions, lag."""
-    from avow.kafka import groups as looking
+    from avow.kafka import groups as kafka_groups
     from avow.kafka.log import Log
 
     with Log(source_of(brokers, pipeline, folder, settings), "avow") as log:
-        found = {} if names else looking.names(log)
-        looking.refuse_missing(log, names)
-        described = [(one, looking.lag(log, one.name)) for one in looking.describe(log, names)]
+        states = {} if names else kafka_groups.names(log)
+        kafka_groups.refuse_missing(log, names)
+        described = [(group, kafka_groups.lag(log, group.name)) for group in kafka_groups.describe(log, names)]
     console = Console(highlight=False)
     if not names:
         if as_json:
-            click.echo(json.dumps([{"name": name, "state": state} for name, state in found.items()], indent=2))
+            click.echo(json.dumps([{"name": name, "state": state} for name, state in states.items()], indent=2))
             return
         table = Table("group", "state", box=None, pad_edge=False)
-        for name, state in found.items():
+        for name, state in states.items():
             table.add_row(Text(name), state)
         console.print(table)
         return
     if as_json:
-        whole = [{**asdict(one), "positions": [asdict(lag) for lag in lags]} for one, lags in described]
+        whole = [{**asdict(group), "positions": [asdict(lag) for lag in lags]} for group, lags in described]
         click.echo(json.dumps(whole, indent=2))
         return
-    for one, lags in described:
-        console.print(Text(one.name, style="bold"), Text(one.state))
-        for member in one.members:
+    for group, lags in described:
+        console.print(Text(group.name, style="bold"), Text(group.state))
+        for member in group.members:
             console.print(Text(f"  {member.client_id} at {member.host}: {', '.join(member.partitions) or 'nothing'}"))
         _print_lags(console, lags, with_group=False)
         console.print()
 
 
 @click.command(
-    epilog="Lag in records is an upper bound: markers of transactions and aborted records count where a record follows "
-    "them. Those at the end do not, nor do records of open transactions."
+    epilog="Lag in records is an upper bound: it includes transaction markers and aborted records that are followed by "
+    "a committed record, but none of open transactions."
 )
 @click.argument("names", nargs=-1)
 @settings_option
@@ -279,17 +288,17 @@ def lag(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """How far groups are behind, in records and in seconds. All groups, those of the NAMES, or a pipeline's own."""
-    from avow.kafka import groups as looking
+    """Lag in records and seconds: of all groups, of the NAMES, or of a pipeline."""
+    from avow.kafka import groups as kafka_groups
     from avow.kafka.log import Log
 
     with Log(source_of(brokers, pipeline, folder, settings), "avow") as log:
         if pipeline and not names:
             names = (load_checked(pipeline).name,)
-        looking.refuse_missing(log, names)
-        lags = [one for name in names or looking.names(log) for one in looking.lag(log, name)]
+        kafka_groups.refuse_missing(log, names)
+        lags = [row for name in names or kafka_groups.names(log) for row in kafka_groups.lag(log, name)]
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in lags], indent=2))
+        click.echo(json.dumps([asdict(row) for row in lags], indent=2))
         return
     _print_lags(Console(highlight=False), lags, with_group=True)
 
@@ -297,14 +306,14 @@ def lag(
 def _print_lags(console: Console, lags: list[Any], *, with_group: bool) -> None:
     first = ["group"] if with_group else []
     table = Table(*first, "topic/partition", "position", "stable end", "lag", "seconds", "", box=None, pad_edge=False)
-    for one in lags:
+    for row in lags:
         cells: list[Text | str] = [
-            Text(f"{one.topic}/{one.partition}"),
-            f"{one.position:,}",
-            _number(one.stable_end),
-            _number(one.records),
-            "-" if one.seconds is None else f"{one.seconds:,.1f}",
-            Text(one.note, style="yellow"),
+            Text(f"{row.topic}/{row.partition}"),
+            f"{row.position:,}",
+            _number(row.stable_end),
+            _number(row.records),
+            "-" if row.seconds is None else f"{row.seconds:,.1f}",
+            Text(row.note, style="yellow"),
         ]
-        table.add_row(*([Text(one.group)] if with_group else []), *cells)
+        table.add_row(*([Text(row.group)] if with_group else []), *cells)
     console.print(table)

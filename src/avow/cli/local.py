@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from avow.kafka.metadata import Partition
-from avow.local.cluster import Cluster, Progress, Status
-from avow.local.part import State
+from avow.local.cluster import Cluster, ClusterStatus, Progress
+from avow.local.part import PartState
 
-COLOURS = {State.UP: "green", State.PAUSED: "yellow", State.DOWN: "red"}
+COLOURS = {PartState.UP: "green", PartState.PAUSED: "yellow", PartState.DOWN: "red"}
 FOLDER = Path(".avow")
 PORT = click.IntRange(1024, 65000)
 
@@ -32,17 +32,17 @@ def folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
         default=FOLDER,
         show_default=True,
         envvar="AVOW_DIR",
-        help="The cluster's folder. Two folders are two clusters.",
+        help="The cluster's folder; each folder is a cluster of its own.",
     )(command)
 
 
-@click.command(epilog="The data stays over `down` and `up`. Loopback only, and no passwords: not for production.")
+@click.command(epilog="`down` and `up` keep the data. Loopback only, without passwords: not for production.")
 @folder_option
 @click.option("--brokers", type=click.IntRange(1, 9), help="How many Kafka nodes.  [default: 3]")
 @click.option("--postgres/--no-postgres", default=None, help="With or without PostgreSQL.  [default: with]")
 @click.option("--kafka-port", type=PORT, help="The first node's port, the next ones count up.  [default: free ones]")
 @click.option("--postgres-port", type=PORT, help="PostgreSQL's port.  [default: a free one]")
-@click.option("--fresh", is_flag=True, help="Erase what is there and start empty.")
+@click.option("--fresh", is_flag=True, help="Erase the existing data and start empty.")
 def up(
     folder: Path,
     brokers: int | None,
@@ -51,7 +51,7 @@ def up(
     postgres_port: int | None,
     fresh: bool,
 ) -> None:
-    """Start the local cluster, or what of it is not running.
+    """Start the local cluster, or those of its processes that are not running.
 
     Three Kafka nodes (replication factor 3, min.insync.replicas 2, transactions ready) and PostgreSQL 18, as
     background processes of this machine.
@@ -69,9 +69,9 @@ def up(
     console = Console(highlight=False)
     console.print(f"\n[bold green]up[/] in {time.monotonic() - started:.1f} s")
     _print_addresses(console, cluster.bootstrap, cluster.postgres_url)
-    here = "" if folder == FOLDER else f" --dir {shlex.quote(str(folder))}"
-    console.print(f"  look        avow status{here}", soft_wrap=True, markup=False)
-    console.print(f"  stop        avow down{here}", soft_wrap=True, markup=False)
+    dir_option = "" if folder == FOLDER else f" --dir {shlex.quote(str(folder))}"
+    console.print(f"  status      avow status{dir_option}", soft_wrap=True, markup=False)
+    console.print(f"  stop        avow down{dir_option}", soft_wrap=True, markup=False)
 
 
 @click.command()
@@ -90,12 +90,12 @@ def down(folder: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def status(folder: Path, as_json: bool) -> None:
     """Addresses, pids, versions, leaders, in-sync replicas and disk use."""
-    found = Cluster(folder).status()
+    status_ = Cluster(folder).status()
     if as_json:
-        click.echo(json.dumps({**asdict(found), "all_up": found.all_up}, indent=2))
+        click.echo(json.dumps({**asdict(status_), "all_up": status_.all_up}, indent=2))
     else:
-        _print_status(Console(highlight=False), found)
-    if not found.all_up:
+        _print_status(Console(highlight=False), status_)
+    if not status_.all_up:
         raise SystemExit(1)
 
 
@@ -114,9 +114,9 @@ def _print_addresses(console: Console, bootstrap: str, postgres_url: str | None)
         console.print(f"  postgres    {postgres_url}", soft_wrap=True)
 
 
-def _print_status(console: Console, found: Status) -> None:
+def _print_status(console: Console, status: ClusterStatus) -> None:
     parts = Table("part", "state", "address", "pid", "version", "disk", box=None, pad_edge=False)
-    for part in found.parts:
+    for part in status.parts:
         parts.add_row(
             part.name,
             f"[{COLOURS[part.state]}]{part.state}[/]",
@@ -127,15 +127,15 @@ def _print_status(console: Console, found: Status) -> None:
         )
     console.print(parts)
     console.print()
-    _print_addresses(console, found.bootstrap, found.postgres_url)
-    if found.problem:
-        console.print(f"  kafka       [red]{found.problem}[/]", soft_wrap=True)
+    _print_addresses(console, status.bootstrap, status.postgres_url)
+    if status.problem:
+        console.print(f"  kafka       [red]{status.problem}[/]", soft_wrap=True)
         return
-    under = sum(partition.under_replicated for partition in found.partitions)
+    under = sum(partition.under_replicated for partition in status.partitions)
     health = "[green]all in sync[/]" if not under else f"[red]{under} under-replicated[/]"
-    console.print(f"  controller  broker-{found.controller}")
-    console.print(f"  partitions  {len(found.partitions)}, {health}\n")
-    console.print(_topics(found.partitions))
+    console.print(f"  controller  broker-{status.controller}")
+    console.print(f"  partitions  {len(status.partitions)}, {health}\n")
+    console.print(_topics(status.partitions))
 
 
 def _topics(partitions: tuple[Partition, ...]) -> Table:

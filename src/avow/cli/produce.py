@@ -1,4 +1,4 @@
-"""``avow produce``: JSON lines into a topic, every one accounted for; and what the choices mean and cost."""
+"""``avow produce``: send JSON lines to a topic, account for each of them, explain and measure the durabilities."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rich.table import Table
 
 from avow.cli import plain
 from avow.cli.kafka import cluster_options, settings_option, source_of
+from avow.clients.delivery import Delivery
 from avow.clients.durability import Choice, Durability, choose, explain
-from avow.clients.sending import Sending
 from avow.errors import AvowError, ConfigError, SourceError
 from avow.guarantee import Guarantee
-from avow.settings import Source, revealed
+from avow.settings import Source, unwrap_secrets
 
 FAILURES_SHOWN = 10
 TELL_EVERY_S = 2.0
 
 
 @click.command(
-    epilog="Exit codes: 0 every line was acknowledged (with fire-and-forget: has left) · 1 stopped before the end · "
-    "2 refused, or a line that cannot be sent · 4 Kafka: a line failed, or nobody knows · 13 superseded by another "
-    "import of the same name"
+    epilog="Exit codes: 0 every line was acknowledged (with fire-and-forget: sent) · 1 stopped before the end · "
+    "2 refused, or a line that cannot be sent · 4 Kafka: a line failed, or its outcome is unknown · 13 superseded by "
+    "another import of the same name"
 )
 @click.argument("topic", required=False)
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
@@ -42,28 +42,29 @@ TELL_EVERY_S = 2.0
     type=click.Choice([str(word) for word in Guarantee]),
     default=str(Guarantee.AT_LEAST_ONCE),
     show_default=True,
-    help="What may happen to a line on its way.",
+    help="The delivery guarantee: whether a line may be lost or duplicated.",
 )
 @click.option(
     "--durability",
     type=click.Choice([str(word) for word in Durability]),
     help="When a line counts as sent.  [default: the guarantee's; transactional for a file sent exactly-once]",
 )
-@click.option("--explain", "explaining", is_flag=True, help="Say what this choice means, and send nothing.")
-@click.option("--key", "key_field", metavar="FIELD", help="The record's key is this field of the line.")
+@click.option("--explain", "explaining", is_flag=True, help="Explain what the options mean, and send nothing.")
+@click.option("--key", "key_field", metavar="FIELD", help="Use this field of the line as the record's key.")
 @click.option(
     "--idempotency-key",
     metavar="FIELD|make",
-    help="The header avow-key is this field of the line, or made up, by which readers know a line that came twice.",
+    help="Set the header avow-key to this field of the line ('make': to a generated key), so that readers can "
+    "deduplicate.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave out lines that are not JSON objects, and count them.")
-@click.option("--name", help="Who an exactly-once import of a file is; another name sends the file again.")
+@click.option("--skip-bad", is_flag=True, help="Skip and count lines that are not JSON objects.")
+@click.option("--name", help="Name of an exactly-once import; under another name the file is sent again.")
 @click.option(
     "--transaction-lines",
     type=click.IntRange(1, 100_000),
     default=10_000,
     show_default=True,
-    help="How many lines of such an import are one transaction.",
+    help="Lines per transaction of an exactly-once import.",
 )
 @click.option(
     "--delivery-timeout",
@@ -71,21 +72,24 @@ TELL_EVERY_S = 2.0
     type=click.FloatRange(1, 3600),
     default=120,
     show_default=True,
-    help="Seconds until a line that was not acknowledged is given up.",
+    help="Seconds to wait for a line's acknowledgement (delivery.timeout.ms).",
 )
 @click.option(
-    "--measure", "measuring", is_flag=True, help="Measure every durability on this cluster, in a topic of its own."
+    "--measure", "measuring", is_flag=True, help="Measure every durability on this cluster, in a temporary topic."
 )
+@click.option("--records", type=click.IntRange(100), default=20_000, show_default=True, help="Records to measure with.")
 @click.option(
-    "--records", type=click.IntRange(100), default=20_000, show_default=True, help="How many to measure with."
-)
-@click.option(
-    "--size", "record_bytes", type=click.IntRange(1, 900_000), default=200, show_default=True, help="Their bytes."
+    "--size",
+    "record_bytes",
+    type=click.IntRange(1, 900_000),
+    default=200,
+    show_default=True,
+    help="Size of a record, in bytes.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The measurement as a picture, beside the bars that are printed: a .svg file.",
+    help="Also write the measurement as a chart to this .svg file.",
 )
 @settings_option
 @cluster_options
@@ -108,14 +112,14 @@ def produce(
 ) -> None:
     """Send JSON lines from FILE, or from standard input, to TOPIC.
 
-    Every line ends as acknowledged, failed or unknown, and the totals add up. Ctrl-C stops reading, waits for what is
-    on its way, and reports.
+    Every line ends as acknowledged, failed or unknown, and the totals add up. Ctrl-C stops reading, waits for
+    outstanding acknowledgements, and reports.
 
-    A FILE sent with --guarantee exactly-once goes out in transactions that also carry how far it was read: killed and
-    started again, it goes on behind the last line that was committed.
+    A FILE sent with --guarantee exactly-once is sent in transactions that also commit the position in the file: after a
+    crash, the import continues after the last committed line.
     """
-    given = None if file is None or str(file) == "-" else file
-    by_import = guarantee == Guarantee.EXACTLY_ONCE and given is not None
+    source = None if file is None or str(file) == "-" else file
+    by_import = guarantee == Guarantee.EXACTLY_ONCE and source is not None
     choice = choose(guarantee, durability or (Durability.TRANSACTIONAL if by_import else None))
     if explaining:
         cluster = source_of(brokers, pipeline, folder, settings) if topic else None
@@ -126,19 +130,19 @@ def produce(
         _measure(cluster, topic, records, record_bytes, out, as_json)
         return
     if topic is None:
-        raise ConfigError("which topic?", advice="avow produce TOPIC [FILE]")
-    if choice.transactional and given is None:
+        raise ConfigError("the topic is missing", advice="avow produce TOPIC [FILE]")
+    if choice.transactional and source is None:
         raise ConfigError(
-            "standard input cannot be read again, so there is nothing to go on from after a crash",
-            advice="Give a FILE, or take --durability idempotent.",
+            "durability transactional needs a FILE: standard input cannot be read again after a crash",
+            advice="Give a FILE, or use --durability idempotent.",
         )
-    job = Job(cluster, topic, given, choice, as_json, **options)
+    job = ProduceJob(cluster, topic, source, choice, as_json, **options)
     job.check_topic()
     (job.import_file if choice.transactional else job.send_lines)()
 
 
 @dataclass
-class Job:
+class ProduceJob:
     """One call of the command that sends."""
 
     cluster: Source
@@ -156,28 +160,31 @@ class Job:
     failures: list[str] = field(default_factory=list)  # the first of them
 
     def __post_init__(self) -> None:
-        from avow.clients.lines import Form
+        from avow.clients.cluster import connect
+        from avow.clients.jsonl import MessageFormat
 
         make = self.idempotency_key == "make"
-        self.form = Form(
+        self.form = MessageFormat(
             str(self.path or "stdin"), self.key_field, None if make else self.idempotency_key, make_idempotency_key=make
         )
-        self.kafka = revealed(self.cluster.kafka)
+        self.kafka = unwrap_secrets(self.cluster.kafka)
+        self.connection = connect(self.cluster.brokers, self.kafka, self.topic)
         self.console = Console(stderr=True, highlight=False)
 
     def check_topic(self) -> None:
-        """A topic that is not there might be made by a broker, with somebody's typing error for a name."""
+        """A missing topic might be created by a broker, under a mistyped name."""
         from avow.clients.cluster import facts
 
-        if facts(self.cluster.brokers, self.kafka, self.topic) is None:
+        if facts(self.connection, self.topic) is None:
             raise ConfigError(
-                f"there is no topic {self.topic} at {self.cluster.shown('brokers')}",
-                advice="`avow topics` lists them. Make it first, with the partitions and replicas it should have.",
+                f"topic {self.topic} does not exist at {self.cluster.shown('brokers')}",
+                advice="`avow topics` lists the topics. Create it first, with the partitions and replicas it should "
+                "have.",
             )
 
     def send_lines(self) -> None:
         """Each line by itself."""
-        from avow.clients.lines import BadLine, read
+        from avow.clients.jsonl import BadLine, read
         from avow.clients.producer import Producer
 
         lines = bad = 0
@@ -187,13 +194,13 @@ class Job:
             guarantee=self.choice.guarantee,
             durability=self.choice.durability,
             on_failure=self._failed,
-            delivery_timeout_s=self.timeout_s,
-            kafka=self.kafka,
+            delivery_timeout_ms=int(self.timeout_s * 1000),
+            config=self.kafka,
         )
         with Stop() as stop, self._view() as show, producer:
-            stop.tell(producer.stop_waiting)
+            stop.on_stop(producer.stop_waiting)
             with self._opened() as stream:
-                for line in stop.until_asked(read(stream)):
+                for line in stop.until_requested(read(stream)):
                     lines = line.number
                     if line.blank:
                         continue
@@ -213,14 +220,14 @@ class Job:
                     show.progress(line.until, producer.totals)
                     if self.failed and self.choice.retries:
                         break  # under at-most-once a loss is permitted, and sending goes on
-            show.event("waiting for what is on its way")
-        told = asdict(producer.totals) | {"lines": lines, "bad": bad, "stopped": stop.asked}
-        self._report(told, str(producer.totals), problem)
+            show.event("waiting for outstanding acknowledgements")
+        summary = asdict(producer.totals) | {"lines": lines, "bad": bad, "stopped": stop.requested}
+        self._report(summary, str(producer.totals), problem)
 
-    def _failed(self, one: Sending) -> None:
+    def _failed(self, delivery: Delivery) -> None:
         self.failed += 1
         if len(self.failures) < FAILURES_SHOWN:
-            self.failures.append(f"{one.tag}: {one.outcome}: {one.error}")
+            self.failures.append(f"{delivery.tag}: {delivery.outcome}: {delivery.error}")
 
     def import_file(self) -> None:
         """The file in transactions, from where the last run ended."""
@@ -230,26 +237,25 @@ class Job:
         name = self.name or f"avow-import/{self.topic}/{self.path.absolute()}"
         with Stop() as stop, self._view() as show:
             running = Import(
-                self.cluster.brokers,
+                self.connection,
                 self.topic,
                 self.path,
                 self.form,
                 name=name,
                 skip_bad=self.skip_bad,
                 lines_per_transaction=self.transaction_lines,
-                delivery_timeout_s=self.timeout_s,
-                kafka=self.kafka,
+                delivery_timeout_ms=int(self.timeout_s * 1000),
                 progress=lambda done: show.progress(done.bytes, f"{done.acknowledged:,} lines committed"),
                 event=show.event,
             )
-            stop.tell(running.stop)
+            stop.on_stop(running.stop)
             problem: AvowError | None = None
             try:
                 running.execute()
             except AvowError as error:
                 problem = error
         done = running.done
-        text = f"{done.acknowledged:,} lines committed; {done.lines_before:,} lines had been before"
+        text = f"{done.acknowledged:,} lines committed; {done.lines_before:,} lines were committed earlier"
         self._report(asdict(done), text, problem)
 
     def _opened(self) -> AbstractContextManager[BinaryIO]:
@@ -260,17 +266,17 @@ class Job:
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
 
-    def _view(self) -> View:
+    def _view(self) -> ProduceView:
         size = self.path.stat().st_size if self.path is not None and self.path.is_file() else None
-        return View(self.console, size, quiet=self.as_json)
+        return ProduceView(self.console, size, quiet=self.as_json)
 
-    def _report(self, told: dict[str, Any], text: str, problem: AvowError | None) -> None:
+    def _report(self, summary: dict[str, Any], text: str, problem: AvowError | None) -> None:
         """The totals, on standard output; then what was wrong, as the exit code."""
         if self.as_json:
             words = {"guarantee": str(self.choice.guarantee), "durability": str(self.choice.durability)}
-            click.echo(json.dumps({"topic": self.topic, **words, **told, "failures": self.failures}))
+            click.echo(json.dumps({"topic": self.topic, **words, **summary, "failures": self.failures}))
         else:
-            left_out = f"; {told['bad']:,} bad lines left out" if told["bad"] and self.skip_bad else ""
+            left_out = f"; {summary['bad']:,} bad lines skipped" if summary["bad"] and self.skip_bad else ""
             click.echo(text + left_out)
         if problem is not None:
             raise problem
@@ -280,15 +286,15 @@ class Job:
                 "\n".join([f"{self.failed:,} lines were not acknowledged:", *self.failures, *more]),
                 advice=self._advice(),
             )
-        if told["stopped"]:
-            self.console.print(f"stopped after line {told['lines']:,}, before the end", markup=False)
+        if summary["stopped"]:
+            self.console.print(f"stopped after line {summary['lines']:,}, before the end", markup=False)
             sys.exit(1)
 
     def _advice(self) -> str:
         from avow.clients.cluster import in_sync_problem
 
-        short = in_sync_problem(self.cluster.brokers, self.kafka, self.topic) if self.choice.level.acks == "all" else ""
-        return short or "Lines that failed are not in the topic; those that are unknown may be."
+        short = in_sync_problem(self.connection, self.topic) if self.choice.level.acks == "all" else ""
+        return short or "Failed lines are not in the topic; unknown lines may be."
 
 
 @contextmanager
@@ -305,17 +311,17 @@ class Stop(AbstractContextManager["Stop"]):
     """Ctrl-C and SIGTERM end the reading of lines. A second one is not caught: the reader wants out."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._reading = False
-        self._tell: Callable[[], None] = lambda: None
+        self._on_stop: Callable[[], None] = lambda: None
         self._before: dict[int, Any] = {}
 
-    def tell(self, whom: Callable[[], None]) -> None:
-        self._tell = whom
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        self._on_stop = callback
 
-    def until_asked(self, lines: Iterator[Any]) -> Iterator[Any]:
+    def until_requested(self, lines: Iterator[Any]) -> Iterator[Any]:
         """The lines, until it is asked for: also while one is waited for."""
-        while not self.asked:
+        while not self.requested:
             try:
                 self._reading = True
                 line = next(lines, None)
@@ -339,14 +345,14 @@ class Stop(AbstractContextManager["Stop"]):
 
     def _heard(self, number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        self.asked = True
-        self._tell()
+        self.requested = True
+        self._on_stop()
         if self._reading:
             self._reading = False
             raise _Asked
 
 
-class View(AbstractContextManager["View"]):
+class ProduceView(AbstractContextManager["ProduceView"]):
     """How sending is shown: a bar at a terminal, a line every two seconds in a log, nothing to a machine."""
 
     def __init__(self, console: Console, size: int | None, *, quiet: bool) -> None:
@@ -359,7 +365,7 @@ class View(AbstractContextManager["View"]):
             self._bar = Progress(TextColumn("{task.description}"), *columns, console=console, transient=True)
             self._task = self._bar.add_task("sending", total=size)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProduceView:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -368,15 +374,15 @@ class View(AbstractContextManager["View"]):
         if self._bar is not None:
             self._bar.stop()
 
-    def progress(self, position: int, told: object) -> None:
+    def progress(self, position: int, counts: object) -> None:
         now = time.monotonic()
         if self._quiet or now - self._told_at < (0.1 if self._bar else TELL_EVERY_S):
             return
         self._told_at = now
         if self._bar is not None:
-            self._bar.update(self._task, completed=position, description=str(told))
+            self._bar.update(self._task, completed=position, description=str(counts))
         else:
-            self.event(str(told))
+            self.event(str(counts))
 
     def event(self, text: str) -> None:
         if not self._quiet:
@@ -384,56 +390,56 @@ class View(AbstractContextManager["View"]):
 
 
 def _explain(choice: Choice, topic: str | None, cluster: Source | None, as_json: bool, *, resumable: bool) -> None:
-    from avow.clients.cluster import facts
+    from avow.clients.cluster import connect, facts
 
-    found = None
+    problem = None
     if topic is not None and cluster is not None:
-        found = facts(cluster.brokers, revealed(cluster.kafka), topic)
-        if found is None:
-            raise ConfigError(f"there is no topic {topic} at {cluster.shown('brokers')}")
-    said = list(explain(choice, found))
+        problem = facts(connect(cluster.brokers, unwrap_secrets(cluster.kafka), topic), topic)
+        if problem is None:
+            raise ConfigError(f"topic {topic} does not exist at {cluster.shown('brokers')}")
+    sentences = list(explain(choice, problem))
     if resumable:
-        said.append(
-            "This file's position is committed with its lines: killed and started again, it goes on behind the last "
-            "line that was committed, and refuses a file that has changed."
+        sentences.append(
+            "The file's position is committed in the transaction of its lines: after a crash, the import continues "
+            "after the last committed line. A file that has changed is refused."
         )
     if as_json:
         words = {"guarantee": str(choice.guarantee), "durability": str(choice.durability)}
         settings = choice.settings()
-        topic_facts = asdict(found) if found else None
-        click.echo(json.dumps({**words, "settings": settings, "topic": topic_facts, "explained": said}, indent=2))
+        topic_facts = asdict(problem) if problem else None
+        click.echo(json.dumps({**words, "settings": settings, "topic": topic_facts, "explained": sentences}, indent=2))
         return
-    for sentence in said:
-        click.echo(f"- {sentence}" if sentence is not said[0] else sentence)
+    for sentence in sentences:
+        click.echo(f"- {sentence}" if sentence is not sentences[0] else sentence)
 
 
 def _measure(
     cluster: Source, topic: str | None, records: int, record_bytes: int, out: Path | None, as_json: bool
 ) -> None:
+    from avow.clients.chart import bars, svg
+    from avow.clients.cluster import connect
     from avow.clients.measure import Load, measure
-    from avow.clients.picture import bars, svg
 
     console = Console(stderr=True, highlight=False)
     load = Load(records, record_bytes=record_bytes)
     with console.status("measuring") as status:
-        found = measure(
-            cluster.brokers,
+        measurements = measure(
+            connect(cluster.brokers, unwrap_secrets(cluster.kafka)),
             load,
             topic=topic,
-            kafka=revealed(cluster.kafka),
             event=lambda text: status.update(plain(text)),
         )
     if as_json:
-        click.echo(json.dumps([one.as_dict() for one in found], indent=2))
+        click.echo(json.dumps([measured.as_dict() for measured in measurements], indent=2))
     else:
         table = Table(
             "durability", "acks", "p50 ms", "p95 ms", "p99 ms", "max ms", "records/s", box=None, pad_edge=False
         )
-        for one in found:
-            told = one.as_dict()
-            times = [f"{told[name]:.2f}" for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms")]
-            table.add_row(str(told["durability"]), str(told["acks"]), *times, f"{told['records_per_s']:,}")
-        Console(highlight=False).print(table, "", bars(found), sep="\n")
+        for measured in measurements:
+            document = measured.as_dict()
+            times = [f"{document[name]:.2f}" for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms")]
+            table.add_row(str(document["durability"]), str(document["acks"]), *times, f"{document['records_per_s']:,}")
+        Console(highlight=False).print(table, "", bars(measurements), sep="\n")
     if out is not None:
-        out.write_text(svg(found, f"{records:,} records of {record_bytes:,} bytes"), encoding="utf-8")
-        console.print(f"picture: {out}", markup=False)
+        out.write_text(svg(measurements, f"{records:,} records of {record_bytes:,} bytes"), encoding="utf-8")
+        console.print(f"chart: {out}", markup=False)

@@ -10,33 +10,34 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.status import Status
 
-from avow.cli import hooks_of_caller, plain, verbose_option
+from avow.cli import hooks_of_caller, native_option, plain, verbose_option
 from avow.engines.progress import Progress
 from avow.pipeline import Engine, Pipeline
 
 
-class View(AbstractContextManager["View"]):
-    """How a run is shown: to a person at a terminal, in a log, or to a machine."""
+class RunView(AbstractContextManager["RunView"]):
+    """How a run is displayed: on a terminal, in a log, or as JSON."""
 
     @abstractmethod
-    def progress(self, told: Progress) -> None:
+    def progress(self, progress: Progress) -> None:
         """After every batch."""
 
     @abstractmethod
     def event(self, text: str) -> None:
-        """Something that a person wants to know."""
+        """A message for the operator."""
 
     def __exit__(self, *_: object) -> None:
         return None
 
 
-class LiveLine(View):
+class LiveLine(RunView):
     """One line that changes, for a terminal; events scroll by above it."""
 
     def __init__(self, console: Console, first: str) -> None:
@@ -50,57 +51,64 @@ class LiveLine(View):
     def __exit__(self, *_: object) -> None:
         self._status.stop()
 
-    def progress(self, told: Progress) -> None:
-        rate = told.offsets / told.seconds if told.seconds else 0
-        lag = f"{told.lag_records:,} records"
-        if told.lag_seconds is not None:
-            lag += f", {told.lag_seconds:,.1f} s"
+    def progress(self, progress: Progress) -> None:
+        rate = progress.offsets / progress.seconds if progress.seconds else 0
+        lag = f"{progress.lag_records:,} records"
+        if progress.lag_seconds is not None:
+            lag += f", {progress.lag_seconds:,.1f} s"
         self._status.update(
-            f"[bold]{rate:,.0f}[/] records/s · lag {lag} · written {told.counts.written:,} · "
-            f"dead letters {told.counts.dead:,} · skipped {told.counts.skipped:,} · "
-            f"batch {told.batch} took {told.seconds:.1f} s"
+            f"[bold]{rate:,.0f}[/] records/s · lag {lag} · written {progress.counts.written:,} · "
+            f"dead letters {progress.counts.dead:,} · skipped {progress.counts.skipped:,} · "
+            f"batch {progress.batch} took {progress.seconds:.1f} s"
         )
 
     def event(self, text: str) -> None:
         self._console.print(f"{time.strftime('%H:%M:%S')} {plain(text)}", soft_wrap=True)
 
 
-class KeyValues(View):
+class KeyValues(RunView):
     """Key-value lines, for a log."""
 
-    def progress(self, told: Progress) -> None:
-        unknown = "unknown" if told.lag_records else 0  # it is asked for a moment after the run has begun
-        self._line(**{name: unknown if value is None else value for name, value in _flat(told).items()})
+    def progress(self, progress: Progress) -> None:
+        unknown = "unknown" if progress.lag_records else 0  # read a moment after the run has begun
+        self._line(**{name: unknown if value is None else value for name, value in _flat(progress).items()})
 
     def event(self, text: str) -> None:
         self._line(event=json.dumps(text, ensure_ascii=False))
 
     def _line(self, **values: object) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        print(f"time={now}", *(f"{key}={value}" for key, value in values.items()), file=sys.stderr, flush=True)
+        pairs = (f"{key}={value}" for key, value in values.items())
+        print(f"time={_now()}", *pairs, file=sys.stderr, flush=True)
 
 
-class JsonLines(View):
+class JsonLines(RunView):
     """One JSON object a line on standard output."""
 
-    def progress(self, told: Progress) -> None:
-        print(json.dumps(_flat(told)), flush=True)
+    def progress(self, progress: Progress) -> None:
+        self._line(**_flat(progress))
 
     def event(self, text: str) -> None:
-        print(json.dumps({"event": text}), flush=True)
+        self._line(event=text)
+
+    def _line(self, **values: object) -> None:
+        print(json.dumps({"time": _now(), **values}), flush=True)
 
 
-def _flat(told: Progress) -> dict[str, object]:
-    """A progress as one flat row. Rates and ages rounded: they are not exact anyway."""
-    age = told.lag_seconds
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _flat(progress: Progress) -> dict[str, object]:
+    """Flat, with rates and ages rounded."""
+    age = progress.lag_seconds
     return {
-        "run": told.run,
-        "batch": told.batch,
-        "offsets": told.offsets,
-        "seconds": round(told.seconds, 3),
-        "offsets_per_second": round(told.offsets / told.seconds) if told.seconds else 0,
-        **asdict(told.counts),
-        "lag_records": told.lag_records,
+        "run": progress.run,
+        "batch": progress.batch,
+        "offsets": progress.offsets,
+        "seconds": round(progress.seconds, 3),
+        "offsets_per_second": round(progress.offsets / progress.seconds) if progress.seconds else 0,
+        **asdict(progress.counts),
+        "lag_records": progress.lag_records,
         "lag_seconds": round(age, 3) if age is not None else None,
     }
 
@@ -108,43 +116,45 @@ def _flat(told: Progress) -> dict[str, object]:
 @click.command(
     epilog="Exit codes: 0 drained or stopped · 1 failed · 2 refused · 4 Kafka · 5 the sink · 10 topic-recreated · "
     "11 log-truncated · 12 retention-loss · 13 superseded · 14 dead-letters · "
-    "19 --once was stopped before it had drained · 70 a bug of ours"
+    "19 --once was stopped before it had drained · 70 internal error"
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--once", is_flag=True, help="Drain to the end offsets of the start, then exit 0; if stopped first, 19.")
-@click.option("--engine", type=click.Choice(["spark", "consumer"]), help="In place of the file's.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
+@click.option(
+    "--once", is_flag=True, help="Drain to the end offsets seen at the start, then exit 0; if stopped first, 19."
+)
+@click.option("--engine", type=click.Choice(["spark", "consumer"]), help="Overrides the engine of the pipeline file.")
+@native_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @verbose_option
-def run(file: Path, once: bool, engine: Engine | None, as_json: bool) -> None:
+def run(file: Path, once: bool, engine: Engine | None, native: bool | None, as_json: bool) -> None:
     """Run a pipeline: from Kafka into its sink, under its guarantee.
 
-    Starts from the ledger in the sink. Runs until SIGTERM or Ctrl-C, which end it after the current batch; a second
-    Ctrl-C ends it at once, which is safe too.
+    Starts from the positions in the sink's ledger. SIGTERM or Ctrl-C ends it after the current batch; a second Ctrl-C
+    ends it at once, which is also safe.
 
-    The consumer engine needs no Java and starts at once; several of them share the partitions. A group without members
-    waits for more of them before it begins: the brokers' group.initial.rebalance.delay.ms, 3 s unless set. What a
-    killed one had is taken over after session.timeout.ms, 10 s unless the file says otherwise. A pipeline may change
-    its engine at any time: the ledger is the same.
+    The consumer engine needs no Java; several processes share the partitions. The first one waits for others to join:
+    the brokers' group.initial.rebalance.delay.ms, 3 s by default. Partitions of a killed process are taken over after
+    session.timeout.ms, 10 s by default. A pipeline may change its engine at any time: the ledger is the same.
     """
-    pipeline = Pipeline.load(file)
+    pipeline = Pipeline.load(file, native=native)
     console = Console(stderr=True, highlight=False)
     live = LiveLine(console, f"starting {'Spark' if (engine or pipeline.config.engine) == 'spark' else 'the consumer'}")
-    show: View = JsonLines() if as_json else live if console.is_terminal else KeyValues()
-    with show:
+    view: RunView = JsonLines() if as_json else live if console.is_terminal else KeyValues()
+    with view:
         running = pipeline.start(
-            once=once, engine=engine, on_progress=show.progress, on_event=show.event, hooks=hooks_of_caller()
+            once=once, engine=engine, on_progress=view.progress, on_event=view.event, hooks=hooks_of_caller()
         )
-        stop_on_signals(running.stop, show.event)
+        stop_on_signals(running.stop, view.event)
         running.await_termination()
-    show.event("drained" if once else "stopped")
+    view.event("drained" if once else "stopped")
 
 
 def stop_on_signals(stop: Callable[[], None], event: Callable[[str], None]) -> None:
-    def asked(number: int, _frame: object) -> None:
-        # A second signal is not caught: the reader wants out.
+    def on_signal(number: int, _frame: object) -> None:
+        # A second signal ends the process at once.
         signal.signal(number, signal.SIG_DFL)
         event("stopping after the current batch")
         stop()
 
-    signal.signal(signal.SIGTERM, asked)
-    signal.signal(signal.SIGINT, asked)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)

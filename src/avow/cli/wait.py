@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli.letters import visible
+from avow.cli.dead_letters import visible
 from avow.pipeline import Pipeline
 from avow.settings.values import Refused, duration
 
@@ -53,28 +53,35 @@ def _identity(value: str) -> tuple[str, int, int]:
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("records", metavar="[TOPIC/PARTITION/OFFSET]...", nargs=-1, callback=_identities)
-@click.option("--all", "everything", is_flag=True, help="All that is in the topics now, up to their stable ends.")
-@click.option("--timeout", "timeout_s", callback=_seconds, default="30s", show_default=True, help="0s looks once.")
+@click.option("--all", "everything", is_flag=True, help="Wait for all records up to the topics' last stable offsets.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    callback=_seconds,
+    default="30s",
+    show_default=True,
+    help="How long to wait; 0s checks once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def wait(
     file: Path, records: tuple[tuple[str, int, int], ...], everything: bool, timeout_s: float, as_json: bool
 ) -> None:
-    """Wait until records that were sent are in the sink, or say what else became of them.
+    """Wait until the given records are in the sink, or report what else happened to them.
 
-    Asks the pipeline's ledger, not its table, and changes nothing. The pipeline has to run elsewhere meanwhile.
+    Reads the pipeline's ledger, not its table. The pipeline itself must be running elsewhere.
     """
     if everything == bool(records):
         raise click.UsageError("give records as TOPIC/PARTITION/OFFSET, or --all")
     pipeline = Pipeline.load(file)
     from avow.clients.receipts import Receipt
 
-    with pipeline.receipts() as receipts, _status() as tell:
+    with pipeline.receipts() as receipts, _status() as notify:
         if everything:
             # Dead letters that were there before are not what is waited for: else it could never succeed again.
             since = receipts.positions()
-            answers = receipts.wait_up_to(receipts.newest(), timeout_s, tell, since=since)
+            answers = receipts.wait_up_to(receipts.newest(), timeout_s, notify, since=since)
         else:
-            answers = receipts.wait_all([Receipt(*record) for record in records], timeout_s, tell)
+            answers = receipts.wait_all([Receipt(*record) for record in records], timeout_s, notify)
     if as_json:
         click.echo(json.dumps({"answers": [answer.as_json() for answer in answers]}, indent=2))
     else:
@@ -99,23 +106,23 @@ def _status() -> Iterator[Callable[[Sequence[Answer]], None]]:
     if not console.is_terminal:
         yield lambda _: None
         return
-    with console.status("asking the ledger") as status:
+    with console.status("reading the ledger") as status:
 
-        def tell(answers: Sequence[Answer]) -> None:
+        def notify(answers: Sequence[Answer]) -> None:
             states = Counter(str(answer.state) for answer in answers)
             status.update(", ".join(f"{count:,} {state}" for state, count in states.most_common()) or "nothing sent")
 
-        yield tell
+        yield notify
 
 
 def _show(console: Console, answers: Sequence[Answer], everything: bool) -> None:
     """All of it as ``Text``, never as markup: names and errors may hold square brackets."""
     table = Table("record", "state", "", box=None, pad_edge=False, header_style="dim")
     for answer in answers:
-        said = f"{answer.reason}: {visible(answer.error)}" if answer.reason else answer.detail
+        detail = f"{answer.reason}: {visible(answer.error)}" if answer.reason else answer.detail
         table.add_row(
             Text(f"{'up to ' if everything else ''}{answer.receipt}", overflow="fold"),
             Text(str(answer.state), COLOURS.get(str(answer.state), ""), no_wrap=True),
-            Text(said),
+            Text(detail),
         )
     console.print(table if answers else "the topics are empty")

@@ -1,10 +1,10 @@
-"""How surely a send is kept, as data: the five durabilities, which guarantee each can serve, and what it costs.
+"""The five durabilities of a send, as data: which guarantees each can keep, and what it costs.
 
 Theory of operation
 -------------------
 A guarantee says what may happen to a message between the producer and the log: lost, doubled, neither. Two settings
-decide it. *acks* is how many replicas have the record when the producer is told: none, the leader, all that are in
-sync. *Retries* are what the producer does when it is not told: sending again may double, not sending again may lose.
+decide it. *acks* is how many replicas have a record when the broker acknowledges it: none, the leader, all that are in
+sync. *Retries* are what the producer does without an acknowledgement: sending again may double, not sending may lose.
 An idempotent producer numbers its records, so that a broker recognises the second copy of one; a transactional one also
 makes several sends, to any topics, visible together or not at all.
 
@@ -51,18 +51,21 @@ class Level:
 LEVELS: Mapping[Durability, Level] = MappingProxyType(
     {
         Durability.FIRE_AND_FORGET: Level(
-            "0", "Nobody answers: a send is over when it has left this machine, and nobody knows whether it arrived."
+            "0",
+            "No acknowledgement: a send counts as done when it has left this machine; whether it arrived is unknown.",
         ),
-        Durability.LEADER: Level("1", "The partition's leader has the record, maybe alone, and not yet on its disk."),
-        Durability.ALL: Level("all", "Every replica that is in sync has the record."),
+        Durability.LEADER: Level(
+            "1", "The partition's leader has the record; maybe no follower has, and it may not be on disk."
+        ),
+        Durability.ALL: Level("all", "Every in-sync replica has the record."),
         Durability.IDEMPOTENT: Level(
             "all",
-            "Every replica that is in sync has the record, and a record that is sent again is recognised.",
+            "Every in-sync replica has the record, and brokers discard duplicates that a retry causes.",
             numbered=True,
         ),
         Durability.TRANSACTIONAL: Level(
             "all",
-            "As idempotent; and the sends of one transaction, to any topics, become visible together or not at all.",
+            "As idempotent; the sends of one transaction, to any topics, become visible together or not at all.",
             numbered=True,
         ),
     }
@@ -90,7 +93,7 @@ COMMON: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# The word's own: nobody may set these beside it.
+# Set by the durability: no option may override these.
 OWNED = frozenset(
     {
         "acks",
@@ -126,7 +129,7 @@ class Choice:
 
     @property
     def answered(self) -> bool:
-        """Whether anybody says that a record arrived."""
+        """Whether brokers acknowledge records."""
         return self.durability is not Durability.FIRE_AND_FORGET
 
     @property
@@ -135,18 +138,18 @@ class Choice:
 
     def settings(self) -> dict[str, str]:
         """As librdkafka spells them."""
-        found = {**COMMON, "acks": self.level.acks, "enable.idempotence": str(self.level.numbered).lower()}
+        settings = {**COMMON, "acks": self.level.acks, "enable.idempotence": str(self.level.numbered).lower()}
         if not self.retries:
             # What a broker certainly did not take is still sent again: that doubles nothing.
-            found["message.send.max.retries"] = "0"
+            settings["message.send.max.retries"] = "0"
         elif not self.level.numbered:
             # With more than one request on its way, the second could be written before the first is sent again.
-            found["max.in.flight"] = "1"
-        return found
+            settings["max.in.flight"] = "1"
+        return settings
 
 
 def choose(guarantee: Guarantee | str, durability: Durability | str | None = None) -> Choice:
-    """The pair, or a ``ConfigError`` that says why it cannot be."""
+    """The pair, or a ``ConfigError`` that says why the durability cannot keep the guarantee."""
     word = _word(Guarantee, guarantee, "guarantee")
     if durability is None:
         return Choice(word, OFFERS[word][0])
@@ -154,31 +157,31 @@ def choose(guarantee: Guarantee | str, durability: Durability | str | None = Non
     if level not in OFFERS[word]:
         raise ConfigError(
             f"{word} cannot be kept with durability {level}: {_why_not(word, level)}",
-            advice=f"With {word}: {' or '.join(OFFERS[word])}. `avow produce --explain` says what each means.",
+            advice=f"With {word} use {' or '.join(OFFERS[word])}. `avow produce --explain` explains each.",
         )
     return Choice(word, level)
 
 
 def _why_not(word: Guarantee, level: Durability) -> str:
     if word is Guarantee.AT_MOST_ONCE:
-        return "it rests on sending again"
+        return "this durability never retries"
     if not LEVELS[level].numbered and word is Guarantee.EXACTLY_ONCE:
-        return "a record that is sent again would not be recognised"
+        return "brokers would not recognise a retried record"
     if LEVELS[level].numbered:
-        return "it does not double either, and that is exactly-once"
-    return "a record that was acknowledged is lost with its leader"
+        return "an idempotent producer does not duplicate either, so declare exactly-once"
+    return "an acknowledged record is lost if its leader is"
 
 
-def _word(kind: type[Word], given: str, what: str) -> Word:
+def _word(kind: type[Word], value: str, option: str) -> Word:
     try:
-        return kind(given)
+        return kind(value)
     except ValueError:
-        raise ConfigError(f"{what} {given!r} is not known", advice=f"One of {', '.join(kind)}.") from None
+        raise ConfigError(f"{option} {value!r} is not known", advice=f"Use one of {', '.join(kind)}.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What decides about a topic's records beside the producer."""
+    """The topic's replicas and min.insync.replicas."""
 
     name: str
     partitions: int
@@ -193,47 +196,51 @@ class TopicFacts:
 
 
 def explain(choice: Choice, topic: TopicFacts | None = None) -> Iterator[str]:
-    """What the choice means, a sentence at a time."""
+    """What the choice means, one sentence each."""
     level = choice.level
     yield f"{choice.guarantee}, durability {choice.durability}: acks {level.acks}. {level.meaning}"
     if not choice.retries:
-        yield "A send that fails is not tried again, unless a broker certainly did not take it."
+        yield "A failed send is not retried, unless a broker certainly did not write it."
     elif level.numbered:
-        yield "A send that fails is tried again until it times out; records are numbered, so it is not doubled by that."
+        yield "A failed send is retried until it times out; records are numbered, so retries do not duplicate them."
     else:
         yield (
-            "A send that fails is tried again until it times out. One whose answer was lost is then in the log twice."
+            "A failed send is retried until it times out. If only its acknowledgement was lost, the record is in the "
+            "log twice."
         )
     yield _lost(choice)
     yield _doubled(choice)
     if choice.answered:
-        yield "A send ends as acknowledged, failed (certainly not in the log) or unknown (no answer: it may be there)."
+        yield (
+            "A send ends as acknowledged, failed (certainly not in the log) or unknown (no response: it may be in "
+            "the log)."
+        )
     else:
-        yield "Every send that leaves this machine ends as unknown: nobody answers."
+        yield "Every send ends as unknown: there is no acknowledgement."
     if topic is not None:
         yield from _about(choice, topic)
 
 
 def _lost(choice: Choice) -> str:
     if not choice.answered:
-        return "Lost: whatever a broker does not take, and nobody is told; also with a connection that breaks."
+        return "Lost: records that a broker rejects, and records sent on a connection that breaks, without an error."
     if choice.durability is Durability.LEADER:
-        return "Lost: what fails; and what was acknowledged, if the leader dies before a follower has copied it."
+        return "Lost: failed sends; and acknowledged records, if the leader dies before a follower has copied them."
     if not choice.retries:
-        return "Lost: what fails or ends as unknown. What was acknowledged stays while one replica in sync is left."
-    return "Lost: nothing that was acknowledged, while one replica that is in sync is left."
+        return "Lost: sends that end as failed or unknown. Acknowledged records stay while one in-sync replica is left."
+    return "Lost: nothing acknowledged, while one in-sync replica is left."
 
 
 def _doubled(choice: Choice) -> str:
     if Anomaly.DUPLICATED in choice.guarantee.permits:
-        return "Doubled: a record whose acknowledgement was lost on its way."
+        return "Duplicated: records whose acknowledgement was lost."
     if not choice.retries:
-        return "Doubled: nothing."
+        return "Duplicated: nothing."
     if choice.transactional:
-        return "Doubled: nothing, for readers of committed records (isolation.level read_committed)."
+        return "Duplicated: nothing, for consumers with isolation.level=read_committed."
     return (
-        "Doubled: nothing by this producer. A program that is started again and sends again makes new records; an "
-        "idempotency key tells readers which are the same."
+        "Duplicated: nothing by this producer. A program that restarts and sends again writes new records; an "
+        "idempotency key lets readers deduplicate them."
     )
 
 
@@ -243,14 +250,14 @@ def _about(choice: Choice, topic: TopicFacts) -> Iterator[str]:
         f"({topic.in_sync} in sync), min.insync.replicas {topic.min_in_sync}."
     )
     if choice.level.acks != "all":
-        yield "min.insync.replicas plays no part with these acks."
+        yield "min.insync.replicas has no effect with these acks."
         return
     spare = topic.replicas - topic.needed
     if topic.in_sync < topic.needed:
-        yield "NOT MET: fewer replicas are in sync than that, so nothing can be sent now."
+        yield "NOT MET: fewer replicas are in sync than min.insync.replicas, so nothing can be sent now."
     elif spare > 0:
-        yield f"{spare} of the replicas may be away, and sending goes on; with more away, sends wait and then fail."
+        yield f"Sends succeed with up to {spare} replicas down; with more down, sends wait and then fail."
     else:
-        yield "None of the replicas may be away: without one of them nothing can be sent."
+        yield "No replica may be down: without any one of them, sends fail."
     if topic.needed == 1:
-        yield "All that are in sync may be the leader alone: its death then loses as with acks 1."
+        yield "The leader may be the only in-sync replica: losing it then loses records, as with acks=1."

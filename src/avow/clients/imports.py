@@ -1,17 +1,17 @@
-"""Bringing a file of JSON lines into a topic exactly once, whatever happens to the process on the way.
+"""Import of a JSON lines file into a topic, exactly once across crashes and restarts.
 
 Theory of operation
 -------------------
 Lines go out in transactions, and each transaction also commits how far the file has been read: an offset of a consumer
 group that belongs to the import alone. So lines and position are one act, as in a pipeline. Whoever starts the import
 again asks for its transactional id first, which ends what the last one left open and fences it, and only then reads the
-position. A commit of which nobody knows the outcome needs nothing special: the position tells.
+position. A commit with unknown outcome needs nothing special: the position shows it.
 
 The offset is the number of lines; beside it, as the offset's metadata, are the bytes they take and a digest of those. A
 file whose beginning is not what was sent is refused. One that has grown is continued.
 
 The group keeps the offset as long as the cluster's ``offsets.retention.minutes`` says (a week, unless it was changed),
-and as long as the topic is there. Owns: that act. Must not know: progress bars. Neighbours: ``producer`` and ``lines``.
+and as long as the topic is there. Owns: that act. Must not know: progress bars. Neighbours: ``producer`` and ``jsonl``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import confluent_kafka as client
-from confluent_kafka import KafkaException
 
-from avow.clients.cluster import PATIENCE_S, as_ours
-from avow.clients.lines import BadLine, Form, Line, Message, read
-from avow.clients.producer import DELIVERY_TIMEOUT_S, Producer, Transaction
+from avow.clients.cluster import PATIENCE_S, translate_errors
+from avow.clients.jsonl import BadLine, Line, Message, MessageFormat, read
+from avow.clients.producer import DELIVERY_TIMEOUT_MS, Producer, ProducerTransaction
 from avow.errors import ConfigError, SourceError
-from avow.kafka.connect import made, settings_at
+from avow.guarantee import Guarantee
+from avow.kafka.committed import committed, reader
+from avow.kafka.connect import Connection
 
 LINES_PER_TRANSACTION = 10_000
 BYTES_PER_TRANSACTION = 16 << 20
@@ -55,20 +56,20 @@ class Position:
     @classmethod
     def read(cls, lines: int, text: str | None, name: str) -> Position:
         try:
-            told = json.loads(text or "")
-            if told["avow-import"] == _VERSION:
-                return cls(lines, int(told["bytes"]), str(told["digest"]))
+            document = json.loads(text or "")
+            if document["avow-import"] == _VERSION:
+                return cls(lines, int(document["bytes"]), str(document["digest"]))
         except (ValueError, KeyError, TypeError):
             pass
         raise ConfigError(
-            f"the group {name} holds offset {lines}, and no import of this version of avow wrote it",
-            advice="Give the import a name of its own with --name.",
+            f"consumer group {name} has offset {lines}, which was not written by an import of this version of avow",
+            advice="Give the import another name with --name.",
         )
 
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has come to. ``lines`` are those of the file, blank ones too."""
+    """What an import has come to. ``jsonl`` are those of the file, blank ones too."""
 
     lines_before: int = 0  # sent by earlier runs
     lines: int = 0  # the position
@@ -92,28 +93,26 @@ class Import:
 
     def __init__(
         self,
-        brokers: str,
+        connection: Connection,
         topic: str,
         path: Path,
-        form: Form,
+        form: MessageFormat,
         *,
         name: str,
         skip_bad: bool = False,
         lines_per_transaction: int = LINES_PER_TRANSACTION,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
-        kafka: Mapping[str, str] | None = None,
+        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
         progress: Callable[[Imported], None] = lambda _: None,
         event: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._brokers = brokers
+        self._connection = connection
         self._topic = topic
         self._path = path
         self._form = form
         self._name = name
         self._skip_bad = skip_bad
         self._lines_max = lines_per_transaction
-        self._timeout_s = delivery_timeout_s
-        self._kafka = dict(kafka or {})
+        self._timeout_ms = delivery_timeout_ms
         self._progress = progress
         self._event = event
         self._enough = False
@@ -128,8 +127,8 @@ class Import:
         """Send what has not been sent. What fails is tried again from the position, a few times."""
         if not self._path.is_file():
             raise ConfigError(
-                f"{self._path} is not a file that can be read again",
-                advice="exactly-once into a topic needs a plain file. For a stream, leave FILE out: stdin is sent with "
+                f"{self._path} is not a regular file, so it cannot be read again after a crash",
+                advice="exactly-once needs a regular file. For a stream, leave FILE out: standard input is sent with "
                 "durability idempotent.",
             )
         failures = 0
@@ -143,27 +142,27 @@ class Import:
                 failures = 1 if self.done.lines > before else failures + 1
                 if failures >= ATTEMPTS_MAX or self._enough:
                     raise
-                self._event(f"{error}; trying again from the last committed line")
+                self._event(f"{error}; retrying from the last committed line")
                 time.sleep(min(0.5 * 2**failures, 10))
             finally:
                 first = False
 
     def _attempt(self, first: bool) -> None:
         producer = Producer(
-            self._brokers,
-            guarantee="exactly-once",
-            durability="transactional",
-            name=self._name,
-            delivery_timeout_s=self._timeout_s,
-            kafka=self._kafka,
+            self._connection.bootstrap_servers,
+            guarantee=Guarantee.EXACTLY_ONCE,
+            transactional_id=self._name,
+            delivery_timeout_ms=self._timeout_ms,
+            config=self._connection.config,
         )
-        group = self._group()
+        # Stable: an offset that an open transaction is about to change is waited for.
+        group = reader(self._connection, self._name, stable=True)
         try:
             position = self._position(group)
             if first:
                 self.done.lines_before = position.lines
                 if position.lines:
-                    self._event(f"{position.lines:,} lines were sent before; going on behind them")
+                    self._event(f"{position.lines:,} lines were committed earlier; continuing after them")
             if self._doubtful is not None and self._doubtful.position == position:
                 self._committed(self._doubtful, position)  # by an attempt of ours that did not hear of it
             self._reach(position)
@@ -213,18 +212,18 @@ class Import:
         return part, bad
 
     def _send(
-        self, producer: Producer, opened: Transaction, group: client.Consumer, part: _Part, position: Position
+        self, producer: Producer, opened: ProducerTransaction, group: client.Consumer, part: _Part, position: Position
     ) -> None:
-        for one in part.messages:
+        for message in part.messages:
             producer.send(
                 self._topic,
-                one.line.value,
-                key=one.key,
-                idempotency_key=one.idempotency_key,
-                tag=f"{self._form.name}:{one.line.number}",
+                message.line.value,
+                key=message.key,
+                idempotency_key=message.idempotency_key,
+                tag=f"{self._form.name}:{message.line.number}",
             )
         reached = client.TopicPartition(self._topic, 0, position.lines, position.written())
-        opened.positions([reached], group.consumer_group_metadata())
+        opened.send_offsets([reached], group.consumer_group_metadata())
 
     def _committed(self, part: _Part, position: Position) -> None:
         self._doubtful = None
@@ -247,25 +246,11 @@ class Import:
             raise ConfigError(
                 f"{self._path} has changed: its first {position.lines:,} lines are not those that were sent. Nothing "
                 "was sent now",
-                advice="Bring the old file back, or import this one under another --name, which sends all of it.",
+                advice="Restore the old file, or import this one under another --name, which sends all of it.",
             )
         return digest
 
-    # The group that holds the position
-
-    def _group(self) -> client.Consumer:
-        """Never subscribes, so the group sees no member."""
-        own = {
-            "group.id": self._name,
-            "enable.auto.commit": "false",
-            # With this the cluster answers only when no open transaction is about to change the offset.
-            "isolation.level": "read_committed",
-        }
-        return made(client.Consumer, settings_at(self._brokers, self._kafka) | own, self._kafka, "kafka")
-
     def _position(self, group: client.Consumer) -> Position:
-        with as_ours(f"the reading of the position of {self._name}", self._kafka):
-            (found,) = group.committed([client.TopicPartition(self._topic, 0)], timeout=PATIENCE_S)
-            if found.error is not None:
-                raise KafkaException(found.error)
-        return Position() if found.offset < 0 else Position.read(found.offset, found.metadata, self._name)
+        with translate_errors(self._connection, f"read the committed offset of group {self._name}"):
+            committed_ = committed(group, PATIENCE_S, [client.TopicPartition(self._topic, 0)])
+        return Position.read(committed_[0].offset, committed_[0].metadata, self._name) if committed_ else Position()

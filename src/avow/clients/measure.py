@@ -1,32 +1,29 @@
-"""What each durability costs on somebody's own cluster: latency and throughput, side by side.
+"""What each durability costs on the user's own cluster: latency and throughput, side by side.
 
 Latency is of one record at a time: from ``send`` until it has ended, with nothing else on its way and no lingering; for
 transactional, a transaction of that one record. Throughput is of many: from the first ``send`` until all have ended;
 for transactional, a thousand a transaction. The durabilities take turns, round by round, so that a busy moment of the
 machine meets all of them; the figures are over all rounds.
 
-Owns: the measuring. Must not know: how it is shown. Its neighbours are ``picture`` and the command line.
+Owns: the measuring. Must not know: how it is shown. Its neighbours are ``chart`` and the command line.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from uuid import uuid4
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
-from avow.clients.cluster import PATIENCE_S, as_ours
+from avow.clients.cluster import PATIENCE_S
 from avow.clients.durability import Choice, Durability
 from avow.clients.producer import Producer
 from avow.errors import ConfigError
 from avow.guarantee import Guarantee
-from avow.kafka.connect import made, settings_at
+from avow.kafka.admin import Admin
+from avow.kafka.connect import Connection
 
 CHOICES = (
     Choice(Guarantee.AT_MOST_ONCE, Durability.FIRE_AND_FORGET),
@@ -81,57 +78,51 @@ class Load:
 
 
 def measure(
-    brokers: str,
+    connection: Connection,
     load: Load,
     *,
     topic: str | None = None,
-    kafka: Mapping[str, str] | None = None,
     event: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
     """Measure in a topic that is made for it and deleted afterwards."""
-    given = dict(kafka or {})
-    found = [Measured(choice) for choice in CHOICES]
-    with _own_topic(brokers, given, topic or f"avow-measure-{uuid4().hex[:12]}") as name:
+    measurements = [Measured(choice) for choice in CHOICES]
+    with _own_topic(connection, topic or f"avow-measure-{uuid4().hex[:12]}") as name:
         for number in range(ROUNDS):
-            for one in found:
-                event(f"round {number + 1} of {ROUNDS}: {one.choice.durability}")
-                _singles(brokers, given, name, one, load)
-                _many(brokers, given, name, one, load)
-    return found
+            for measured in measurements:
+                event(f"round {number + 1} of {ROUNDS}: {measured.choice.durability}")
+                _singles(connection, name, measured, load)
+                _many(connection, name, measured, load)
+    return measurements
 
 
 @contextmanager
-def _own_topic(brokers: str, given: dict[str, str], name: str) -> Iterator[str]:
-    admin = made(AdminClient, settings_at(brokers, given), given, "kafka")
-    with as_ours(f"the making of topic {name}", given):
-        try:
-            # The cluster's own number of replicas: that is what is measured.
-            made_one = admin.create_topics([NewTopic(name, PARTITIONS)], operation_timeout=PATIENCE_S)
-            made_one[name].result(PATIENCE_S)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
+def _own_topic(connection: Connection, name: str) -> Iterator[str]:
+    connection = replace(connection, topics=[name], rights=("Create", "Write", "Describe", "Delete"))
+    with Admin(connection, timeout_s=PATIENCE_S) as admin:
+        # The cluster's own number of replicas: that is what is measured.
+        if not admin.create_topic(name, PARTITIONS):
             raise ConfigError(
-                f"topic {name} is there already: nothing is measured in a topic that may be somebody's",
-                advice="Name one that is not there, or none: then one is made up.",
-            ) from None
-    try:
-        yield name
-    finally:
-        with as_ours(f"the deleting of topic {name}", given):
-            admin.delete_topics([name], operation_timeout=PATIENCE_S)[name].result(PATIENCE_S)
+                f"topic {name} already exists: avow does not measure in a topic that may be in use",
+                advice="Name a topic that does not exist, or none to use a generated name.",
+            )
+        try:
+            yield name
+        finally:
+            admin.delete_topic(name)
 
 
-def _producer(brokers: str, given: dict[str, str], one: Measured, **own: str) -> Producer:
-    return Producer(brokers, guarantee=one.choice.guarantee, durability=one.choice.durability, kafka={**own, **given})
+def _producer(connection: Connection, measured: Measured, **own: str) -> Producer:
+    guarantee, durability = measured.choice.guarantee, measured.choice.durability
+    config = {**own, **connection.config}
+    return Producer(connection.bootstrap_servers, guarantee=guarantee, durability=durability, config=config)
 
 
-def _singles(brokers: str, given: dict[str, str], topic: str, one: Measured, load: Load) -> None:
+def _singles(connection: Connection, topic: str, measured: Measured, load: Load) -> None:
     value = b"x" * load.record_bytes
-    with _producer(brokers, given, one, **{"linger.ms": "0"}) as producer:
+    with _producer(connection, measured, **{"linger.ms": "0"}) as producer:
 
         def send() -> None:
-            if not one.choice.transactional:
+            if not measured.choice.transactional:
                 producer.send(topic, value).wait()
                 return
             with producer.transaction():
@@ -142,17 +133,17 @@ def _singles(brokers: str, given: dict[str, str], topic: str, one: Measured, loa
         for _ in range(load.singles // ROUNDS):
             before = time.perf_counter()
             send()
-            one.latencies_ms.append((time.perf_counter() - before) * 1000)
+            measured.latencies_ms.append((time.perf_counter() - before) * 1000)
 
 
-def _many(brokers: str, given: dict[str, str], topic: str, one: Measured, load: Load) -> None:
+def _many(connection: Connection, topic: str, measured: Measured, load: Load) -> None:
     value = b"x" * load.record_bytes
     count = load.records // ROUNDS
-    with _producer(brokers, given, one) as producer:
+    with _producer(connection, measured) as producer:
         _send_many(producer, topic, value, 100)
         before = time.perf_counter()
         _send_many(producer, topic, value, count)
-        one.rates.append(count / (time.perf_counter() - before))
+        measured.rates.append(count / (time.perf_counter() - before))
 
 
 def _send_many(producer: Producer, topic: str, value: bytes, count: int) -> None:

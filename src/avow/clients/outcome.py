@@ -8,7 +8,7 @@ and nothing else:
 
 * at or above the position: *not-yet*; below the first position: *before-start*;
 * a dead letter stands under its identity: *dead-lettered*;
-* below the position means *claimed*. Under at-most-once a claim comes before the write, and only counts tell that the
+* below the position means *claimed*. Under at-most-once a claim comes before the write, and only counts show that the
   write came as well: those of the claim; or the totals, if they account for every offset since the start;
 * not every offset is a record's: there are transaction markers, aborted records, gaps of compaction. Where the counts
   do not account for every offset, the log is asked: *no-record* if it has no committed record there;
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from avow.guarantee import Guarantee
 from avow.settings import Mode
-from avow.sinks.base import Claimed, DeadLetter, Held
+from avow.sinks.base import Claimed, DeadLetter, PartitionState
 
 if TYPE_CHECKING:
     from avow.clients.receipts import Receipts
@@ -45,7 +45,7 @@ class State(StrEnum):
     HANDLED = "handled"  # written or skipped: the ledger does not say which
     NO_RECORD = "no-record"  # the log has no committed record at this offset
     BEFORE_START = "before-start"  # the pipeline began behind it, and never reads it
-    UNKNOWN = "unknown"  # not a record that this pipeline's ledger can speak of
+    UNKNOWN = "unknown"  # not a record that this pipeline's ledger covers
     CLAIMED = "claimed"  # at-most-once: the write may follow, or is lost
     NOT_YET = "not-yet"
 
@@ -70,7 +70,7 @@ class Receipt:
     def wait(self, timeout_s: float = TIMEOUT_S) -> Answer:
         """As ``Receipts.wait``; for a receipt that ``Receipts.receipt`` has made."""
         if self.by is None:
-            raise TypeError("nobody to ask: make it with Receipts.receipt, or call Receipts.wait")
+            raise TypeError("this receipt was not created by Receipts.receipt: call Receipts.wait(receipt) instead")
         return self.by.wait(self, timeout_s)
 
 
@@ -86,27 +86,27 @@ class Answer:
     dead_letters: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        where = {"topic": self.receipt.topic, "partition": self.receipt.partition, "offset": self.receipt.offset}
-        said = {"state": str(self.state), "detail": self.detail}
+        position = {"topic": self.receipt.topic, "partition": self.receipt.partition, "offset": self.receipt.offset}
+        state = {"state": str(self.state), "detail": self.detail}
         dead = {"reason": self.reason, "error": self.error} if self.reason else {}
-        return where | said | dead | ({"dead_letters": self.dead_letters} if self.dead_letters else {})
+        return position | state | dead | ({"dead_letters": self.dead_letters} if self.dead_letters else {})
 
 
 class Ask(StrEnum):
     """What has to be known before more can be said."""
 
-    LETTER = "letter"  # the dead letter of this offset, if there is one
+    DEAD_LETTER = "dead_letter"  # the dead letter of this offset, if there is one
     CLAIM = "claim"  # the claim that it was part of, if it is kept
     RECORD = "record"  # whether the log has a committed record there
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ReceiptEvidence:
     """What is known. What was not asked is None, and so is what was asked and is not there."""
 
-    held: Held | None = None
+    held: PartitionState | None = None
     asked: frozenset[Ask] = frozenset()
-    letter: DeadLetter | None = None
+    dead_letter: DeadLetter | None = None
     claim: Claimed | None = None
     record: bool | None = None  # None: the log cannot say any more
     log: tuple[int, int] | None = None  # its earliest offset and its end, where they were asked for
@@ -114,121 +114,135 @@ class Evidence:
     def lacks(self, ask: Ask) -> bool:
         return ask not in self.asked
 
-    def having(self, ask: Ask, found: Any) -> Evidence:
-        return replace(self, asked=self.asked | {ask}, **{str(ask): found})
+    def having(self, ask: Ask, value: Any) -> ReceiptEvidence:
+        return replace(self, asked=self.asked | {ask}, **{str(ask): value})
 
 
-def whole(held: Held) -> bool:
+def whole(state: PartitionState) -> bool:
     """Whether the totals account for every offset that was passed: all are records, and none is open or lost."""
-    return held.entry.counts.read == held.entry.position - held.start
+    return state.entry.counts.read == state.entry.position - state.start
 
 
-def judge(receipt: Receipt, guarantee: Guarantee, mode: Mode, known: Evidence) -> Answer | Ask:
+def judge(receipt: Receipt, guarantee: Guarantee, mode: Mode, known: ReceiptEvidence) -> Answer | Ask:
     """What can be said, or what must be asked first."""
-    held = known.held
-    if held is not None and receipt.offset < held.start:
-        return _before_start(receipt, held)
-    if held is None or held.entry.position <= receipt.offset:
+    partition = known.held
+    if partition is not None and receipt.offset < partition.start:
+        return _before_start(receipt, partition)
+    if partition is None or partition.entry.position <= receipt.offset:
         return _not_yet(receipt, known)
-    counts, claim, all_told = held.entry.counts, known.claim, whole(held)
-    # Letters of an act that was not counted can stand as well: a crash came between the two.
-    if known.lacks(Ask.LETTER) and (counts.dead or not all_told):
-        return Ask.LETTER
-    if known.letter is not None:
-        letter = known.letter
-        said = "it is a dead letter, with its bytes: avow dead-letters shows it"
-        return Answer(receipt, State.DEAD_LETTERED, said, letter.reason, letter.detail, 1)
-    if known.lacks(Ask.CLAIM) and not (all_told and not counts.skipped):
+    counts, claim, accounted = partition.entry.counts, known.claim, whole(partition)
+    # An act that was not counted may have left dead letters, too: a crash came before the count.
+    if known.lacks(Ask.DEAD_LETTER) and (counts.dead or not accounted):
+        return Ask.DEAD_LETTER
+    if known.dead_letter is not None:
+        dead_letter = known.dead_letter
+        detail = "it is a dead letter: `avow dead-letters show` prints it"
+        return Answer(receipt, State.DEAD_LETTERED, detail, dead_letter.reason, dead_letter.detail, 1)
+    if known.lacks(Ask.CLAIM) and not (accounted and not counts.skipped):
         return Ask.CLAIM
     word = claim.guarantee if claim else guarantee
-    told = all_told or bool(claim and claim.counts.read)
-    if not told and word is Guarantee.AT_MOST_ONCE:
+    counted = accounted or bool(claim and claim.counts.read)
+    if not counted and word is Guarantee.AT_MOST_ONCE:
         return _claimed(receipt, known)
     if claim and not claim.counts.read:
         return _no_record(receipt)
-    record = True if all_told or (claim and claim.counts.read == len(claim.done)) else known.record
+    record = True if accounted or (claim and claim.counts.read == len(claim.done)) else known.record
     if record is None and known.lacks(Ask.RECORD):
         return Ask.RECORD
     if record is False:
         return _no_record(receipt)
     if record is None:
-        return Answer(receipt, State.HANDLED, "it was passed; the log no longer tells whether a record was there")
-    return _counted(receipt, word, mode, held, claim)
+        return Answer(
+            receipt, State.HANDLED, "its offset was claimed; whether the log had a record there is no longer known"
+        )
+    return _counted(receipt, word, mode, partition, claim)
 
 
-def _before_start(receipt: Receipt, held: Held) -> Answer:
-    return Answer(receipt, State.BEFORE_START, f"the pipeline began behind it, at offset {held.start} of the partition")
+def _before_start(receipt: Receipt, partition: PartitionState) -> Answer:
+    return Answer(
+        receipt, State.BEFORE_START, f"the pipeline started after it, at offset {partition.start} of the partition"
+    )
 
 
-def _not_yet(receipt: Receipt, known: Evidence) -> Answer:
-    where = f"{receipt.topic}/{receipt.partition}"
+def _not_yet(receipt: Receipt, known: ReceiptEvidence) -> Answer:
+    tp = f"{receipt.topic}/{receipt.partition}"
     if known.log is not None and receipt.offset >= known.log[1]:
-        said = f"the log of {where} ends at offset {known.log[1]}: there is no such record"
-        return Answer(receipt, State.UNKNOWN, said)
+        detail = f"no such record: the log of {tp} ends at offset {known.log[1]}"
+        return Answer(receipt, State.UNKNOWN, detail)
     if known.held is None:
-        return Answer(receipt, State.NOT_YET, f"the pipeline has not begun to read {where}")
-    said = f"the position of {where} is {known.held.entry.position}"
+        return Answer(receipt, State.NOT_YET, f"the pipeline has not started reading {tp}")
+    detail = f"the position of {tp} is {known.held.entry.position}"
     if known.log is not None and receipt.offset < known.log[0]:
-        said += f", and retention has deleted all below {known.log[0]}: the pipeline cannot read it any more"
-    return Answer(receipt, State.NOT_YET, said)
+        detail += f", and retention has deleted all records below {known.log[0]}: the pipeline can no longer read it"
+    return Answer(receipt, State.NOT_YET, detail)
 
 
-def _claimed(receipt: Receipt, known: Evidence) -> Answer | Ask:
+def _claimed(receipt: Receipt, known: ReceiptEvidence) -> Answer | Ask:
     """Nobody has counted it: no record, on its way, or lost."""
     if known.claim and known.lacks(Ask.RECORD):
         return Ask.RECORD
     if known.record is False:
         return _no_record(receipt)
     return Answer(
-        receipt, State.CLAIMED, "it was claimed before it is written (at-most-once): on its way, or lost by a crash"
+        receipt,
+        State.CLAIMED,
+        "it was claimed before its write (at-most-once): the write is in progress, or a crash lost it",
     )
 
 
 def _no_record(receipt: Receipt) -> Answer:
-    said = "there is no committed record: a transaction's marker, an aborted record, or one that compaction removed"
-    return Answer(receipt, State.NO_RECORD, said)
+    detail = "no committed record has this offset: it is a transaction marker, aborted, or removed by compaction"
+    return Answer(receipt, State.NO_RECORD, detail)
 
 
-def _counted(receipt: Receipt, word: Guarantee, mode: Mode, held: Held, claim: Claimed | None) -> Answer:
+def _counted(
+    receipt: Receipt, guarantee: Guarantee, mode: Mode, partition: PartitionState, claim: Claimed | None
+) -> Answer:
     """A record that was counted and is no dead letter: written, or skipped."""
     if claim and claim.given_up:
-        return Answer(receipt, State.SKIPPED, "retention deleted it before it was read, and the pipeline gave it up")
+        return Answer(
+            receipt, State.SKIPPED, "retention deleted it before it was read, and it was skipped (on_data_loss)"
+        )
     # A claim's own counts do not change when its dead letters are redriven; the totals do.
-    if not held.entry.counts.skipped or (claim and not claim.counts.skipped and not claim.counts.dead):
-        return Answer(receipt, State.WRITTEN, _written(word, mode))
+    if not partition.entry.counts.skipped or (claim and not claim.counts.skipped and not claim.counts.dead):
+        return Answer(receipt, State.WRITTEN, _written(guarantee, mode))
     # What at-least-once writes again meets its own key, and is counted as skipped: its row is there all the same.
-    own_key = mode == "dedupe" and word is Guarantee.AT_LEAST_ONCE
+    own_key = mode == "dedupe" and guarantee is Guarantee.AT_LEAST_ONCE
     if claim and claim.counts.skipped == claim.counts.read and not own_key:
-        return Answer(receipt, State.SKIPPED, "it was left out as declared: a filter, a tombstone or a repeated key")
-    said = "written, or left out as declared: the ledger does not say which"
-    said += "; the table keeps one row per key" if mode != "append" else ""
-    return Answer(receipt, State.HANDLED, said)
+        return Answer(
+            receipt, State.SKIPPED, "it was skipped as declared: by a filter, as a tombstone or as a repeated key"
+        )
+    detail = "it was written or skipped as declared; the ledger does not record which"
+    detail += "; the table keeps one row per key" if mode != "append" else ""
+    return Answer(receipt, State.HANDLED, detail)
 
 
 def _written(word: Guarantee, mode: Mode) -> str:
     if mode == "upsert":
-        return "it was applied: its key's row is from it or from a later record, or was deleted by one"
+        return "it was applied: the row of its key was written or deleted by this record or a later one"
     doubled = word is Guarantee.AT_LEAST_ONCE and mode == "append"
     return f"it is in the sink{', perhaps more than once' if doubled else ''}"
 
 
-def judge_up_to(receipt: Receipt, guarantee: Guarantee, held: Held | None, dead: int | None) -> Answer | Ask:
+def judge_up_to(
+    receipt: Receipt, guarantee: Guarantee, partition: PartitionState | None, dead: int | None
+) -> Answer | Ask:
     """The same of all records of a partition up to and including this one. ``dead``: how many of them are dead letters;
     None: not asked."""
-    if held is not None and receipt.offset < held.start:
-        return _before_start(receipt, held)
-    if held is None or held.entry.position <= receipt.offset:
-        return _not_yet(receipt, Evidence(held))
-    counts = held.entry.counts
-    if dead is None and (counts.dead or not whole(held)):
-        return Ask.LETTER
-    if guarantee is Guarantee.AT_MOST_ONCE and not whole(held):
-        said = "all were claimed; the counts do not tell that all were written (at-most-once)"
-        return Answer(receipt, State.CLAIMED, said, dead_letters=dead or 0)
+    if partition is not None and receipt.offset < partition.start:
+        return _before_start(receipt, partition)
+    if partition is None or partition.entry.position <= receipt.offset:
+        return _not_yet(receipt, ReceiptEvidence(partition))
+    counts = partition.entry.counts
+    if dead is None and (counts.dead or not whole(partition)):
+        return Ask.DEAD_LETTER
+    if guarantee is Guarantee.AT_MOST_ONCE and not whole(partition):
+        detail = "all were claimed; the counts do not show that all were written (at-most-once)"
+        return Answer(receipt, State.CLAIMED, detail, dead_letters=dead or 0)
     if dead:
         return Answer(
-            receipt, State.DEAD_LETTERED, f"all were passed; dead letters among them: {dead:,}", dead_letters=dead
+            receipt, State.DEAD_LETTERED, f"all were claimed; {dead:,} of them are dead letters", dead_letters=dead
         )
     if counts.skipped:
-        return Answer(receipt, State.HANDLED, "all were written, or left out as declared")
+        return Answer(receipt, State.HANDLED, "all were written, or skipped as declared")
     return Answer(receipt, State.WRITTEN, "all are in the sink")

@@ -1,10 +1,10 @@
-"""How far each partition has got, and what of it the group has been told: the bookkeeping of commits, and nothing else.
+"""How far each partition has got, and what of it is committed to the group: the bookkeeping of commits.
 
 A partition's *position* is the next offset that has not been handled. It moves forward only, by what was handled in
 order, so it cannot pass a record that failed. Commits go one at a time: while one is on its way no other is sent, and
 the next carries the newest positions. So an older commit cannot overtake a newer one, whatever becomes of its answer.
 
-Owns: these two rules. Must not know: Kafka, threads, the clock. Its neighbour is ``keeping``, which sends.
+Owns: these two rules. Must not know: Kafka, threads, the clock. Its neighbour is ``group_offsets``, which sends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from avow.kafka.log import TopicPartition
 @dataclass(slots=True)
 class _Place:
     position: int
-    confirmed: int  # the newest that the group has said yes to; -1: none
+    confirmed: int  # the newest that the group has acknowledged; -1: none
 
 
 class Positions:
@@ -29,39 +29,39 @@ class Positions:
         self._places: dict[TopicPartition, _Place] = {}
         self._sent: dict[TopicPartition, int] | None = None
 
-    def __contains__(self, where: TopicPartition) -> bool:
-        return where in self._places
+    def __contains__(self, tp: TopicPartition) -> bool:
+        return tp in self._places
 
-    def __getitem__(self, where: TopicPartition) -> int:
-        return self._places[where].position
+    def __getitem__(self, tp: TopicPartition) -> int:
+        return self._places[tp].position
 
     def all(self) -> dict[TopicPartition, int]:
-        return {where: place.position for where, place in self._places.items()}
+        return {tp: state.position for tp, state in self._places.items()}
 
-    def assign(self, where: TopicPartition, position: int, *, confirmed: bool) -> None:
-        self._places[where] = _Place(position, position if confirmed else -1)
+    def assign(self, tp: TopicPartition, position: int, *, confirmed: bool) -> None:
+        self._places[tp] = _Place(position, position if confirmed else -1)
 
     def revoke(self, gone: Collection[TopicPartition]) -> None:
-        for where in gone:
-            self._places.pop(where, None)
+        for tp in gone:
+            self._places.pop(tp, None)
 
-    def move(self, where: TopicPartition, position: int) -> None:
+    def move(self, tp: TopicPartition, position: int) -> None:
         """Everything below is handled."""
-        place = self._places[where]
-        if position < place.position:
-            raise ProtocolViolation(f"the position of {where} would go back from {place.position} to {position}")
-        place.position = position
+        state = self._places[tp]
+        if position < state.position:
+            raise ProtocolViolation(f"the position of {tp} would move back from {state.position} to {position}")
+        state.position = position
 
-    def confirm(self, where: TopicPartition, position: int) -> None:
-        place = self._places.get(where)
-        if place is not None and position <= place.position:
-            place.confirmed = max(place.confirmed, position)
+    def confirm(self, tp: TopicPartition, position: int) -> None:
+        state = self._places.get(tp)
+        if state is not None and position <= state.position:
+            state.confirmed = max(state.confirmed, position)
 
     # Commits
 
     @property
     def unconfirmed(self) -> dict[TopicPartition, int]:
-        return {w: place.position for w, place in self._places.items() if place.position > place.confirmed}
+        return {tp: state.position for tp, state in self._places.items() if state.position > state.confirmed}
 
     def send(self) -> dict[TopicPartition, int]:
         """What to commit now, without waiting for it; nothing while another commit is on its way."""
@@ -82,5 +82,5 @@ class Positions:
             return
         self._sent = None
         if yes:
-            for where, position in sent.items():
-                self.confirm(where, position)
+            for tp, position in sent.items():
+                self.confirm(tp, position)

@@ -1,28 +1,28 @@
-"""A producer with a declared guarantee, every one of whose sends is accounted for.
+"""A producer with a declared guarantee that accounts for every send.
 
 ::
 
     with Producer("localhost:9092", guarantee="exactly-once") as producer:
         place = producer.send("payments", b'{"id": 1}', key="acc-1").wait()   # topic, partition, offset
 
-    with Producer("localhost:9092", guarantee="exactly-once", durability="transactional", name="shop-1") as producer:
+    with Producer("localhost:9092", guarantee="exactly-once", transactional_id="shop-1") as producer:
         with producer.transaction():            # both or neither
             producer.send("orders", order)
             producer.send("payments", payment)
 
 Theory of operation
 -------------------
-``send`` hands the record to librdkafka, which has threads of its own, and gives a ``Sending``: a place where its end
+``send`` hands the record to librdkafka, which has threads of its own, and gives a ``Delivery``: a place where its end
 will be written. Ends are written while somebody calls ``send``, ``wait``, ``flush`` or leaves the block. What is on its
 way is bounded in records and bytes; at the bound ``send`` waits. A record has ``delivery_timeout_s``, so waiting ends;
 one that alone is larger than the bound has failed.
 
 In a transaction a send ends when the transaction does. A transaction in which one send failed is aborted. If it cannot
-be found out whether one was committed, its sends are unknown, and the producer is of no more use: a new one of the same
-name first waits for the end of what the old one left.
+be found out whether one was committed, its sends are unknown, and the producer is closed: a new one with the
+same transactional id first waits for the end of what the old one left.
 
 Owns: sends and their ends. Must not know: files, command lines. Neighbours: ``durability`` (what the words come to) and
-``sending`` (what Kafka's answers come to).
+``delivery`` (what Kafka's answers come to).
 """
 
 from __future__ import annotations
@@ -40,89 +40,99 @@ from uuid import uuid4
 import confluent_kafka as client
 from confluent_kafka import KafkaError, KafkaException
 
-from avow.clients.cluster import FENCED, PATIENCE_S, as_ours, in_sync_problem, superseded
+from avow.clients.cluster import FENCED, PATIENCE_S, connect, in_sync_problem, superseded, translate_errors
+from avow.clients.delivery import Delivery, LogPosition, Outcome, ProducerTotals, outcome_of, words_of
 from avow.clients.durability import OWNED, Durability, choose
-from avow.clients.sending import Outcome, Place, Sending, Totals, outcome_of, words_of
 from avow.errors import AvowError, ConfigError, SourceError, first_line
 from avow.guarantee import Guarantee
-from avow.kafka.connect import flushed, in_time, made, settings_at, strike, unless_refused
+from avow.kafka.connect import Connection, flushed, in_time, unless_refused
 from avow.kafka.headers import CHECKSUM, KEY, SEQUENCE, checksum
 
 Headers = Iterable[tuple[str, bytes | str | None]]
 
-DELIVERY_TIMEOUT_S = 120.0
+DELIVERY_TIMEOUT_MS = 120_000
 TRANSACTION_TIMEOUT_MS = 60_000
 LATE_S = 5.0  # the client looks about once a second for records whose time is over
 BEFORE_ABORT_S = 5.0
 WAIT_S = 0.02  # of threads that wait, one may have been given the end of another's send
 
-_CLOSED = "it is closed"
+_CLOSED = "close was called"
 
 
-class Transaction:
+class ProducerTransaction:
     """Sends that become visible together."""
 
-    def __init__(self, producer: client.Producer) -> None:
+    def __init__(self, producer: client.Producer, connection: Connection) -> None:
         self._client = producer
-        self.sendings: list[Sending] = []
+        self._connection = connection
+        self.deliveries: list[Delivery] = []
 
-    def positions(self, offsets: Sequence[client.TopicPartition], group: Any) -> None:
-        """Let these offsets of a consumer group be committed with it. ``group`` is ``consumer_group_metadata()``."""
-        with as_ours("the sending of positions", {}):
+    def send_offsets(self, offsets: Sequence[client.TopicPartition], group: Any) -> None:
+        """Commit these offsets of a consumer group with it. ``group`` is its ``consumer_group_metadata()``."""
+        with translate_errors(self._connection, "add offsets to the transaction"):
             in_time(PATIENCE_S, lambda: self._client.send_offsets_to_transaction(list(offsets), group, PATIENCE_S))
 
 
 class Producer:
     """Sends records. To be used in a ``with`` block, at whose end every send has ended.
 
-    - ``durability``: see ``avow.clients.durability``; if none is named, the guarantee's first
-    - ``name``: who this is. With durability transactional it is the transactional id: a second producer of the name
-      takes over from the first
+    - ``durability``: see ``avow.clients.durability``; if none is named, the guarantee's first, or transactional where a
+      ``transactional_id`` is given
+    - ``transactional_id``: a second producer with the same one takes over from the first
+    - ``client_id``: who this is, to the brokers and in the header ``avow-seq``
     - ``idempotency_key``: makes the key of a record from its value, where ``send`` is not given one
-    - ``on_failure``: is called with every send that failed, or that should have been answered and was not. Without it,
-      the block's end raises if there was one
-    - ``kafka``: librdkafka's settings, for TLS, passwords and the like
+    - ``on_failure``: is called with every delivery that failed, or that should have been answered and was not. Without
+      it, the block's end raises if there was one
+    - ``config``: librdkafka's settings, for TLS, passwords and the like
     """
 
     def __init__(
         self,
-        brokers: str,
+        bootstrap_servers: str,
         *,
         guarantee: Guarantee | str,
         durability: Durability | str | None = None,
-        name: str | None = None,
+        transactional_id: str | None = None,
+        client_id: str | None = None,
         idempotency_key: Callable[[bytes], str | None] | None = None,
-        on_failure: Callable[[Sending], object] | None = None,
-        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
-        kafka: Mapping[str, str] | None = None,
+        on_failure: Callable[[Delivery], object] | None = None,
+        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
+        if transactional_id is not None and durability is None:
+            durability = Durability.TRANSACTIONAL
         self.choice = choose(guarantee, durability)
-        self.id = f"{name or 'p'}.{uuid4().hex[:12]}"  # of this very producer: numbers count from 0
-        self._brokers = brokers
-        self._given = dict(kafka or {})
+        if transactional_id is not None and not self.choice.transactional:
+            raise ConfigError(
+                f"transactional_id: durability {self.choice.durability} has no transactions",
+                advice="Leave out transactional_id or durability.",
+            )
+        self.id = f"{transactional_id or client_id or 'p'}.{uuid4().hex[:12]}"  # of this very producer
+        self._connection = connect(bootstrap_servers, {name: str(value) for name, value in (config or {}).items()})
         self._make_key = idempotency_key
         self._on_failure = on_failure
-        self._timeout_s = delivery_timeout_s
+        self._timeout_s = delivery_timeout_ms / 1000
         self._lock = threading.Lock()
         self._ended = dict.fromkeys((Outcome.ACKNOWLEDGED, Outcome.FAILED, Outcome.UNKNOWN), 0)
         self._sent = 0
-        self._pending: set[Sending] = set()
-        self._first_bad: Sending | None = None
-        self._transaction: Transaction | None = None
+        self._pending: set[Delivery] = set()
+        self._first_bad: Delivery | None = None
+        self._transaction: ProducerTransaction | None = None
         self._unusable = ""
         self._fenced = False
-        _refuse_owned(self._given)
-        settings = self._settings(name or self.id)
-        complaints: deque[KafkaError] = deque(maxlen=100)
-        self._client = made(client.Producer, settings | {"error_cb": complaints.append}, self._given, "kafka")
-        self._room_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
+        _refuse_owned(self._connection.config)
+        defaults = self._defaults(transactional_id or self.id) | ({} if client_id is None else {"client.id": client_id})
+        errors: deque[KafkaError] = deque(maxlen=100)
+        self._client = self._connection.make_client(client.Producer, {"error_cb": errors.append}, defaults=defaults)
+        room = self._connection.config.get("queue.buffering.max.kbytes", defaults["queue.buffering.max.kbytes"])
+        self._room_bytes = int(room) * 1024
         self._patient = True  # a send waits for room
         if self.choice.transactional:
-            with as_ours(f"the taking over of {name or self.id}", self._given):
+            with translate_errors(self._connection, f"take over the transactional id {transactional_id or self.id}"):
                 begin = partial(self._client.init_transactions, PATIENCE_S)
-                unless_refused(self._client, complaints, PATIENCE_S + 1, begin)
+                unless_refused(self._client, errors, PATIENCE_S + 1, begin)
 
-    def _settings(self, transactional_id: str) -> dict[str, Any]:
+    def _defaults(self, transactional_id: str) -> dict[str, Any]:
         own = {**self.choice.settings(), "message.timeout.ms": str(int(self._timeout_s * 1000))}
         if self.choice.transactional:
             own |= {
@@ -133,9 +143,9 @@ class Producer:
                 # Else the first request to a coordinator waits half a second for its connection.
                 "enable.sparse.connections": "false",
             }
-        return own | settings_at(self._brokers, self._given)
+        return own
 
-    # Sending
+    # Delivery
 
     def send(
         self,
@@ -147,7 +157,7 @@ class Producer:
         partition: int | None = None,
         idempotency_key: str | None = None,
         tag: str = "",
-    ) -> Sending:
+    ) -> Delivery:
         """Send one record. Waits while the queue is full. A null ``value`` is a tombstone; ``tag`` is for messages."""
         self._check_usable()
         if self.choice.transactional and self._transaction is None:
@@ -159,33 +169,32 @@ class Producer:
         if idempotency_key is None and self._make_key is not None and data is not None:
             idempotency_key = self._make_key(data)
         with self._lock:
-            sending = Sending(topic, self._sent, tag, self._wait_for, answered=self.choice.answered)
+            delivery = Delivery(topic, self._sent, tag, self._wait_for, answered=self.choice.answered)
             self._sent += 1
-            self._pending.add(sending)
-        sending.idempotency_key = idempotency_key
+            self._pending.add(delivery)
+        delivery.idempotency_key = idempotency_key
         if self._transaction is not None:
-            self._transaction.sendings.append(sending)
-        where = {} if partition is None else {"partition": partition}
-        stamped = [*headers, *self._stamps(sending, data)]
+            self._transaction.deliveries.append(delivery)
+        target = {} if partition is None else {"partition": partition}
+        stamped = [*headers, *self._stamps(delivery, data)]
         try:
-            told = self._told(sending)
-            refused = self._hand_over(topic, data, key=key, headers=stamped, on_delivery=told, **where)
+            on_delivery = self._on_delivery(delivery)
+            refused = self._hand_over(topic, data, key=key, headers=stamped, on_delivery=on_delivery, **target)
         except KafkaException as error:
             self._note_fencing(error.args[0])
             refused = self._words(error.args[0])
         except BaseException:
-            self._end(sending, Outcome.FAILED, "it was not handed over", told=True)
+            self._end(delivery, Outcome.FAILED, "the client did not accept it", raised=True)
             raise
         if refused:
-            sending.error = refused  # the client did not take it, so it never left
+            delivery.error = refused  # the client did not take it, so it never left
             if self._transaction is None:
-                self._end(sending, Outcome.FAILED, refused)
+                self._end(delivery, Outcome.FAILED, refused)
         self._serve(self._client.poll, 0)
-        return sending
+        return delivery
 
     def _hand_over(self, topic: str, value: bytes | None, **more: Any) -> str:
-        """Give it to the client; where there is no room, wait for the end of some that are on their way. Why it was not
-        taken; empty if it was."""
+        """Enqueue the record; if the queue is full, wait for room. Returns why it was not accepted; empty if it was."""
         deadline = time.monotonic() + self._timeout_s + LATE_S  # by then all of those have ended
         while True:
             try:
@@ -193,20 +202,19 @@ class Producer:
                 return ""
             except BufferError:
                 if len(value or b"") > self._room_bytes:
-                    return f"it is larger than queue.buffering.max.kbytes, {self._room_bytes // 1024:,}, lets in at all"
+                    return f"it is larger than queue.buffering.max.kbytes ({self._room_bytes // 1024:,})"
                 if not self._patient or time.monotonic() > deadline:
-                    return "there was no room for it among those that are on their way"
+                    return "the client's queue is full (queue.buffering.max.messages, queue.buffering.max.kbytes)"
                 self._serve(self._client.poll, 0.1)
 
     def stop_waiting(self) -> None:
-        """From now on a send that would have to wait for room fails, also one that does now. Safe to call from a signal
-        handler."""
+        """From now on a send fails instead of waiting for room in the queue. Safe to call from a signal handler."""
         self._patient = False
 
-    def _stamps(self, sending: Sending, value: bytes | None) -> Iterator[tuple[str, bytes | str]]:
-        yield SEQUENCE, f"{self.id}/{sending.number}"
-        if sending.idempotency_key is not None:
-            yield KEY, sending.idempotency_key
+    def _stamps(self, delivery: Delivery, value: bytes | None) -> Iterator[tuple[str, bytes | str]]:
+        yield SEQUENCE, f"{self.id}/{delivery.number}"
+        if delivery.idempotency_key is not None:
+            yield KEY, delivery.idempotency_key
         if value is not None:
             yield CHECKSUM, checksum(value)
 
@@ -215,10 +223,10 @@ class Producer:
         self._flush(self._timeout_s + PATIENCE_S if timeout_s is None else timeout_s)
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> ProducerTotals:
         with self._lock:
             ended = self._ended
-            return Totals(
+            return ProducerTotals(
                 self._sent,
                 ended[Outcome.ACKNOWLEDGED],
                 ended[Outcome.FAILED],
@@ -228,43 +236,43 @@ class Producer:
 
     # Ends
 
-    def _told(self, sending: Sending) -> Callable[[KafkaError | None, client.Message], None]:
+    def _on_delivery(self, delivery: Delivery) -> Callable[[KafkaError | None, client.Message], None]:
         in_transaction = self._transaction is not None
 
-        def told(error: KafkaError | None, message: client.Message) -> None:
+        def on_delivery(error: KafkaError | None, message: client.Message) -> None:
             if error is not None:
                 self._note_fencing(error)
-                sending.error = self._words(error)
+                delivery.error = self._words(error)
                 if not in_transaction:
-                    self._end(sending, outcome_of(error), sending.error)
+                    self._end(delivery, outcome_of(error), delivery.error)
                 return
-            sending.arrived = True
+            delivery.arrived = True
             partition, offset = message.partition(), message.offset()
             # A broker that recognised a second copy may not say where the first one is.
             if self.choice.answered and partition is not None and offset is not None and offset >= 0:
-                sending.place = Place(sending.topic, partition, offset)
+                delivery.place = LogPosition(delivery.topic, partition, offset)
             if not self.choice.answered:
-                self._end(sending, Outcome.UNKNOWN, "it has left this machine, and nobody answers")
+                self._end(delivery, Outcome.UNKNOWN, "it was sent; with acks=0 there is no acknowledgement")
             elif not in_transaction:
-                self._end(sending, Outcome.ACKNOWLEDGED)
+                self._end(delivery, Outcome.ACKNOWLEDGED)
 
-        return told
+        return on_delivery
 
-    def _end(self, sending: Sending, outcome: Outcome, error: str = "", *, told: bool = False) -> None:
-        """Write a send's end. ``told``: whoever sent it is told otherwise, by an exception."""
+    def _end(self, delivery: Delivery, outcome: Outcome, error: str = "", *, raised: bool = False) -> None:
+        """Write a send's end. ``raised``: the sender gets an exception beside it."""
         with self._lock:
-            if sending not in self._pending:
+            if delivery not in self._pending:
                 return
-            self._pending.discard(sending)
+            self._pending.discard(delivery)
             self._ended[outcome] += 1
-            sending.error = error
-            sending.outcome = outcome  # last: whoever waits looks at it
+            delivery.error = error
+            delivery.outcome = outcome  # last: waiting threads read it
             due = outcome is Outcome.ACKNOWLEDGED or (outcome is Outcome.UNKNOWN and not self.choice.answered)
-            if due or told:
+            if due or raised:
                 return
-            self._first_bad = self._first_bad or sending
+            self._first_bad = self._first_bad or delivery
         if self._on_failure is not None:
-            self._on_failure(sending)
+            self._on_failure(delivery)
 
     def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
         """Let the client write ends. A fatal error, above all that it is fenced, it raises out of whatever is called;
@@ -277,35 +285,37 @@ class Producer:
     def _flush(self, timeout_s: float) -> None:
         self._serve(partial(flushed, self._client), timeout_s)
 
-    def _wait_for(self, sending: Sending, timeout_s: float | None) -> None:
-        if sending.outcome is Outcome.PENDING and self._transaction is not None:
-            raise ConfigError("a send in a transaction ends when the transaction does", advice="Wait after the block.")
+    def _wait_for(self, delivery: Delivery, timeout_s: float | None) -> None:
+        if delivery.outcome is Outcome.PENDING and self._transaction is not None:
+            raise ConfigError(
+                "a send inside a transaction ends with the transaction", advice="Call wait after the block."
+            )
         deadline = time.monotonic() + (self._timeout_s + PATIENCE_S if timeout_s is None else timeout_s)
-        while sending.outcome is Outcome.PENDING:
+        while delivery.outcome is Outcome.PENDING:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise SourceError(f"{sending.tag} to {sending.topic} has not ended; it may still arrive")
+                raise SourceError(f"{delivery.tag} to {delivery.topic} timed out; it may still be written")
             self._serve(self._client.poll, min(left, WAIT_S))
 
     def _words(self, error: KafkaError) -> str:
-        return strike(self._given.values(), words_of(error))
+        return self._connection.redact(words_of(error))
 
     # Transactions
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Iterator[ProducerTransaction]:
         """A block whose sends, to any topics, become visible together; or not at all, if it raises or one fails."""
         self._check_usable()
         if not self.choice.transactional:
             raise ConfigError(
                 f"durability {self.choice.durability} has no transactions",
-                advice='Make the producer with guarantee="exactly-once", durability="transactional".',
+                advice='Give the producer guarantee="exactly-once" and a transactional_id.',
             )
         if self._transaction is not None:
-            raise ConfigError("a transaction is open already: a producer has one at a time")
-        with as_ours("the beginning of a transaction", self._given):
+            raise ConfigError("a transaction is already open: a producer has one at a time")
+        with translate_errors(self._connection, "begin a transaction"):
             self._client.begin_transaction()
-        opened = self._transaction = Transaction(self._client)
+        opened = self._transaction = ProducerTransaction(self._client, self._connection)
         try:
             try:
                 yield opened
@@ -318,9 +328,9 @@ class Producer:
         finally:
             self._transaction = None
 
-    def _commit(self, opened: Transaction) -> None:
+    def _commit(self, opened: ProducerTransaction) -> None:
         self._flush(PATIENCE_S)
-        bad = next((one for one in opened.sendings if not one.arrived), None)
+        bad = next((delivery for delivery in opened.deliveries if not delivery.arrived), None)
         if bad is not None:
             why = f"the transaction was aborted: {bad.tag} to {bad.topic}: {bad.error or 'it was not acknowledged'}"
             self._abort(opened, why)
@@ -338,54 +348,54 @@ class Producer:
                     raise self._failure(self._unusable or why) from None
                 if not cause.retriable() or time.monotonic() > deadline:
                     self._note_fencing(cause)
-                    self._give_up(opened, f"nobody knows whether the transaction was committed: {self._words(cause)}")
+                    self._give_up(opened, f"the outcome of the commit is unknown: {self._words(cause)}")
                     raise self._failure(self._unusable) from None
-        for one in opened.sendings:
-            self._end(one, Outcome.ACKNOWLEDGED)
+        for delivery in opened.deliveries:
+            self._end(delivery, Outcome.ACKNOWLEDGED)
 
-    def _abort(self, opened: Transaction, why: str, *, commit_was_tried: bool = False) -> None:
-        """Nothing of it will be seen. What nobody asked to commit is never committed, even if this fails."""
+    def _abort(self, opened: ProducerTransaction, why: str, *, commit_was_tried: bool = False) -> None:
+        """Readers of committed records never see it. Without a commit request, it stays uncommitted if this fails."""
         try:
             self._client.abort_transaction(PATIENCE_S)
         except KafkaException as error:
             self._note_fencing(error.args[0])
             self._unusable = self._words(error.args[0])
             if commit_was_tried:
-                self._give_up(opened, f"nobody knows whether the transaction was committed: {self._unusable}")
+                self._give_up(opened, self._unusable)
                 return
-        for one in opened.sendings:
-            one.place = None
-            self._end(one, Outcome.FAILED, why, told=True)
+        for delivery in opened.deliveries:
+            delivery.place = None
+            self._end(delivery, Outcome.FAILED, why, raised=True)
 
-    def _give_up(self, opened: Transaction, why: str) -> None:
-        self._unusable = why
-        for one in opened.sendings:
-            self._end(one, Outcome.UNKNOWN, why, told=True)
+    def _give_up(self, opened: ProducerTransaction, error: str) -> None:
+        why = self._unusable = f"the outcome of the commit is unknown: {error}"
+        for delivery in opened.deliveries:
+            self._end(delivery, Outcome.UNKNOWN, why, raised=True)
 
     def _note_fencing(self, error: KafkaError) -> None:
         self._fenced |= error.code() in FENCED
 
-    def _failure(self, why: str, bad: Sending | None = None) -> AvowError:
+    def _failure(self, why: str, bad: Delivery | None = None) -> AvowError:
         if self._fenced:
             return superseded(why)
         return SourceError(why, advice=self._advice(bad) if bad else "")
 
     def _check_usable(self) -> None:
         if self._unusable:
-            raise self._failure(f"this producer is of no more use: {self._unusable}")
+            raise self._failure(f"this producer is closed: {self._unusable}")
 
     # The end
 
     def close(self) -> None:
-        """Wait until every send has ended. What has not by then is unknown."""
+        """Wait until every send has ended. The outcome of one that has not ended by then is unknown."""
         if self._unusable == _CLOSED:
             return
         self.flush()
         with suppress(KafkaException):
             self._client.purge()
         self._flush(1)
-        for one in list(self._pending):
-            self._end(one, Outcome.UNKNOWN, "the producer was closed before its end")
+        for delivery in list(self._pending):
+            self._end(delivery, Outcome.UNKNOWN, "the producer was closed before an acknowledgement came")
         self._unusable = _CLOSED
 
     def __enter__(self) -> Self:
@@ -402,15 +412,16 @@ class Producer:
                 advice=self._advice(bad),
             )
 
-    def _advice(self, bad: Sending) -> str:
-        """What the cluster itself says about the topic, if that explains it."""
-        short = in_sync_problem(self._brokers, self._given, bad.topic) if self.choice.level.acks == "all" else ""
-        return short or "Check that the topic is there, and the brokers' logs."
+    def _advice(self, bad: Delivery) -> str:
+        """Advice from the topic's own state, if that explains the failure."""
+        short = in_sync_problem(self._connection, bad.topic) if self.choice.level.acks == "all" else ""
+        return short or "Check that the topic exists, and check the brokers' logs."
 
 
-def _refuse_owned(given: Mapping[str, str]) -> None:
-    owned = sorted(OWNED & given.keys())
+def _refuse_owned(options: Mapping[str, str]) -> None:
+    owned = sorted(OWNED & options.keys())
     if owned:
         raise ConfigError(
-            f"kafka.{owned[0]} is what guarantee and durability say", advice="Leave it out, and choose those two."
+            f"config: {owned[0]} is set by guarantee and durability",
+            advice="Remove it, and choose guarantee and durability.",
         )

@@ -1,15 +1,13 @@
 """The dashboard: a cluster and its pipelines as web pages, as JSON, and as metrics.
 
-Theory of operation
--------------------
-A page is a function that answers a question with frozen values (``cluster``, ``messages``, ``pipelines``, ``evidence``,
+A page is a function from parameters to frozen values (``cluster``, ``messages``, ``pipelines``, ``evidence``,
 ``explained``). ``pages`` lists them all, each with its path; ``app`` serves every one twice, as a page by its template
-and as JSON under ``/api``, and ``openapi`` describes them from the same list. What a page can be asked is a pydantic
-model, so that a bad question is refused before any work.
+and as JSON under ``/api``, and ``openapi`` describes them from the same list. Parameters are a pydantic model, so an
+invalid request is refused before any work.
 
-Answers are made in threads, each with a bound of time, records and bytes: a slow broker gives a page that says so.
-Pipelines are looked at by a thread of their own (``watch``), so that their pages show at once what was seen last.
-Changes are in ``changes``, and long work is done by child processes (``jobs``). ``guard`` stands before all of it.
+Answers are made in threads, with bounds on time, records and bytes: a slow broker gives an error page, not a hang.
+Pipelines are sampled by a background thread (``watch``), so their pages show the last known state at once. Changes are
+in ``changes``; audits and redrives run in worker processes (``jobs``). ``guard`` checks every request first.
 
-Owns: looks, and who may ask. Must not know: how records are delivered or judged; it asks those who do.
+Owns: the pages and access to them. Must not know: how records are delivered or judged.
 """

@@ -1,14 +1,12 @@
-"""The web application: requests to questions, answers to pages, JSON and streams.
+"""The web application: requests become parameters, answers become pages, JSON and event streams.
 
-Theory of operation
--------------------
-A question is made of the path and the query, checked by its model, and answered in a thread. What a thread does has its
-own bounds; if it still takes too long, the page says so and the thread is left to end by itself. Threads are few and
-stay few: one that was left is not replaced before it ends, and whoever finds none free in time is told the same.
+Path and query are validated by the page's ``Params`` model, and the answer is made in a thread of a small pool. Its
+clients have time-outs of their own; if it still takes too long the response is 504 and the thread ends by itself later.
+The pool does not grow meanwhile: a request that gets no thread in time is answered the same way.
 
 Live parts are server-sent events that carry a piece of HTML each, rendered by the same templates as the page.
 
-Owns: HTTP. Must not know: what any page is about. Neighbours: ``pages`` (the list), ``guard`` (who may ask).
+Owns: HTTP. Must not know: what any page is about. Neighbours: ``pages`` (the list), ``guard`` (access).
 """
 
 from __future__ import annotations
@@ -41,17 +39,17 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from avow.dashboard import explained, messages, metrics, openapi, pipelines
-from avow.dashboard.asking import Ask, Nothing, NotThere
 from avow.dashboard.changes import CHANGES
+from avow.dashboard.formatting import HERE, environment
 from avow.dashboard.guard import LOGIN, Guard, cookie_of
-from avow.dashboard.house import PAGE, House
 from avow.dashboard.pages import MENU, PAGES, TAIL, Page
-from avow.dashboard.show import HERE, environment
+from avow.dashboard.requests import NoParams, NotFound, Params
+from avow.dashboard.state import PAGE_TIMEOUTS, AppState
 from avow.errors import AvowError, ConfigError
 
 Answer = TypeVar("Answer")
 
-THREADS = 24  # that answer questions; whoever follows a topic has another
+THREADS = 24  # threads for requests; each live tail has its own client
 STREAMS_MAX = 40  # live parts at once
 LIVE_S = 2.0
 STREAM_MAX_S = 30 * 60  # a browser connects again by itself
@@ -61,22 +59,22 @@ FIELDS_MAX = 50  # of a form
 STATIC_AGE_S = 3600
 
 
-class Slow(AvowError):
-    """It took too long."""
+class TimedOut(AvowError):
+    """An answer was not ready in time."""
 
 
 class App:
     """The handlers. ``make`` puts them together."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, state: AppState) -> None:
+        self._state = state
         self._templates = environment()
         self._templates.globals |= {
             "menu": MENU,
             "version": version("avow"),
-            "read_only": house.rules.read_only,
-            "csrf": house.rules.form,
-            "locked": house.rules.token is not None,
+            "read_only": state.rules.read_only,
+            "csrf": state.rules.form,
+            "locked": state.rules.token is not None,
             "words": explained.WORDS,
         }
         # Not anyio's limit: that one counts those who wait, not the threads that they have stopped waiting for.
@@ -89,15 +87,15 @@ class App:
 
     # Threads
 
-    async def _in_thread(self, function: Callable[..., Answer], *given: Any) -> Answer:
-        patience_s = PAGE * self._house.timeout_s
-        begun = asyncio.wrap_future(self._threads.submit(function, *given))
+    async def _in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        timeout_s = PAGE_TIMEOUTS * self._state.timeout_s
+        future = asyncio.wrap_future(self._threads.submit(function, *arguments))
         try:
-            return await asyncio.wait_for(begun, patience_s)
+            return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise Slow(
-                f"there was no answer within {patience_s:g} s",
-                advice="Kafka or the sink is slow or out of reach. Try again; `avow status` and `avow lag` look too.",
+            raise TimedOut(
+                f"the request timed out after {timeout_s:g} s",
+                advice="Kafka or the sink is slow or unreachable. Try again; see also `avow status` and `avow lag`.",
             ) from None
 
     # Pages
@@ -105,10 +103,11 @@ class App:
     def page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def show(request: Request) -> Response:
             began = time.monotonic()
-            ask = page.ask.model_validate({**request.query_params, **request.path_params})
-            answer = await self._in_thread(page.answer, self._house, ask)
+            params = page.params.model_validate({**request.query_params, **request.path_params})
+            answer = await self._in_thread(page.answer, self._state, params)
             title = page.title.format(**request.path_params)
-            body = self._render(page.template, title=title, nav=page.nav, answer=answer, ask=ask, whole=page.whole)
+            context = {"title": title, "nav": page.nav, "answer": answer, "params": params, "whole": page.whole}
+            body = self._render(page.template, **context)
             took_ms = (time.monotonic() - began) * 1000
             return HTMLResponse(body, headers={"Server-Timing": f"app;dur={took_ms:.1f}"})
 
@@ -117,10 +116,10 @@ class App:
     def api(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         adapter = page.adapter
 
-        async def tell(request: Request) -> Response:
+        async def handle(request: Request) -> Response:
             began = time.monotonic()
-            ask = page.ask.model_validate({**request.query_params, **request.path_params})
-            answer = await self._in_thread(page.answer, self._house, ask)
+            params = page.params.model_validate({**request.query_params, **request.path_params})
+            answer = await self._in_thread(page.answer, self._state, params)
             took_ms = (time.monotonic() - began) * 1000
             return Response(
                 adapter.dump_json(answer),
@@ -128,14 +127,14 @@ class App:
                 headers={"Server-Timing": f"app;dur={took_ms:.1f}"},
             )
 
-        return tell
+        return handle
 
     def _render(self, template: str, **context: Any) -> str:
         return self._templates.get_template(template).render(**context)
 
     async def home(self, _: Request) -> Response:
-        there = self._house.watch.pipelines() or not self._house.has_source
-        return RedirectResponse("/pipelines" if there else "/cluster", 303)
+        has_pipelines = self._state.watch.pipelines() or not self._state.has_source
+        return RedirectResponse("/pipelines" if has_pipelines else "/cluster", 303)
 
     async def api_page(self, _: Request) -> Response:
         return HTMLResponse(self._render("api.html", title="API", nav="api", document=openapi.document(), whole=True))
@@ -144,38 +143,38 @@ class App:
         return JSONResponse(openapi.document())
 
     async def metrics(self, _: Request) -> Response:
-        text = await self._in_thread(metrics.text, self._house)
+        text = await self._in_thread(metrics.text, self._state)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # Files to save
 
     async def value(self, request: Request) -> Response:
-        ask = messages.MessageAsk.model_validate(request.path_params)
-        data = await self._in_thread(messages.value_bytes, self._house, ask)
-        return _attachment(iter([data]), f"{ask.topic}-{ask.partition}-{ask.offset}.bin")
+        params = messages.MessageParams.model_validate(request.path_params)
+        data = await self._in_thread(messages.value_bytes, self._state, params)
+        return _attachment(iter([data]), f"{params.topic}-{params.partition}-{params.offset}.bin")
 
     async def export(self, request: Request) -> Response:
-        ask = messages.MessagesAsk.model_validate({**request.query_params, **request.path_params})
-        # Read before the answer begins, so that what goes wrong can still be told.
-        lines = await self._in_thread(lambda: list(messages.export(self._house, ask)))
-        return _attachment(iter(lines), f"{ask.topic}.jsonl")
+        params = messages.MessagesParams.model_validate({**request.query_params, **request.path_params})
+        # Read before the response begins, so that an error still gets its status code.
+        lines = await self._in_thread(lambda: list(messages.export(self._state, params)))
+        return _attachment(iter(lines), f"{params.topic}.jsonl")
 
     # Changes
 
-    def change(self, ask: type[Ask], make: Callable[..., str]) -> Callable[[Request], Awaitable[Response]]:
+    def change(self, params: type[Params], make: Callable[..., str]) -> Callable[[Request], Awaitable[Response]]:
         async def changed(request: Request) -> Response:
             form = await _form(request)
-            if not self._house.rules.form_is(form.pop("csrf", "")):
+            if not self._state.rules.form_is(form.pop("csrf", "")):
                 raise HTTPException(
-                    403, "The form is not one of this dashboard's, or it was restarted. Reload the page."
+                    403, "The form's token is not valid, or the dashboard was restarted. Reload the page."
                 )
-            question = ask.model_validate({**form, **request.path_params})
-            return RedirectResponse(await self._in_thread(make, self._house, question), 303)
+            question = params.model_validate({**form, **request.path_params})
+            return RedirectResponse(await self._in_thread(make, self._state, question), 303)
 
         return changed
 
     async def login(self, request: Request) -> Response:
-        rules = self._house.rules
+        rules = self._state.rules
         onwards = request.query_params.get("next", "/")
         if not onwards.startswith("/") or onwards.startswith(("//", "/\\")):
             onwards = "/"
@@ -185,7 +184,7 @@ class App:
             )
         form = await _form(request)
         if not rules.token_is(form.get("token", "")):
-            await asyncio.sleep(0.5)  # whoever guesses is slowed down
+            await asyncio.sleep(0.5)  # slows down guessing
             body = self._render("login.html", title="Token", nav="", next=onwards, wrong=True, whole=True)
             return HTMLResponse(body, 403)
         answer = RedirectResponse(onwards, 303)
@@ -196,17 +195,17 @@ class App:
     # Live parts
 
     def live(
-        self, template: str, answer: Callable[[House, Any], Any], ask: type[Ask], ended: Callable[[Any], bool]
+        self, template: str, answer: Callable[[AppState, Any], Any], params: type[Params], ended: Callable[[Any], bool]
     ) -> Callable[[Request], Awaitable[Response]]:
         """A piece of HTML, again whenever it has changed."""
 
-        async def events(question: Ask) -> AsyncIterator[str]:
+        async def events(question: Params) -> AsyncIterator[str]:
             last = None
             until = time.monotonic() + STREAM_MAX_S
-            while time.monotonic() < until and not self._house.closing.is_set():
+            while time.monotonic() < until and not self._state.closing.is_set():
                 try:
-                    found = await self._in_thread(answer, self._house, question)
-                    body, over = self._render(template, answer=found), ended(found)
+                    result = await self._in_thread(answer, self._state, question)
+                    body, over = self._render(template, answer=result), ended(result)
                 except AvowError as error:
                     body, over = self._render("problem_part.html", problem=str(error), advice=error.advice), False
                 yield _event("part", body) if body != last else ": nothing new\n\n"
@@ -214,36 +213,36 @@ class App:
                 if over:
                     yield _event("over", "over")
                     return
-                await self._rest()
+                await self._pause()
 
         async def stream(request: Request) -> Response:
-            return self._stream(events(ask.model_validate({**request.query_params, **request.path_params})))
+            return self._stream(events(params.model_validate({**request.query_params, **request.path_params})))
 
         return stream
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         """Until the next look, or the end of the server."""
         until = time.monotonic() + LIVE_S
-        while time.monotonic() < until and not self._house.closing.is_set():
+        while time.monotonic() < until and not self._state.closing.is_set():
             await asyncio.sleep(LIVE_S / 10)
 
     async def tail(self, request: Request) -> Response:
-        given = {**request.query_params, **request.path_params}
+        query = {**request.query_params, **request.path_params}
         if since := request.headers.get("last-event-id"):  # of a browser that connects again by itself
-            given["onwards"] = since
-        return self._stream(self._tailed(messages.TailAsk.model_validate(given)))
+            query["onwards"] = since
+        return self._stream(self._tail_events(messages.TailParams.model_validate(query)))
 
-    async def _tailed(self, ask: messages.TailAsk) -> AsyncIterator[str]:
+    async def _tail_events(self, params: messages.TailParams) -> AsyncIterator[str]:
         until = time.monotonic() + STREAM_MAX_S
-        closing = self._house.closing
-        rows = messages.tail(self._house, ask, lambda: time.monotonic() > until or closing.is_set())
+        closing = self._state.closing
+        rows = messages.tail(self._state, params, lambda: time.monotonic() > until or closing.is_set())
         quiet = _event("place", "place")  # once, so that the browser knows where it stands; then nothing
         try:
-            while (told := await anyio.to_thread.run_sync(next, rows, None, limiter=self._tails)) is not None:
-                some, cursor = told
-                shown = some[-TAIL_ROWS:]
-                body = self._render("tail_rows.html", rows=shown, left_out=len(some) - len(shown)) if some else ""
-                yield f"id: {cursor}\n" + (_event("rows", body) if some else quiet)
+            while (item := await anyio.to_thread.run_sync(next, rows, None, limiter=self._tails)) is not None:
+                records, cursor = item
+                shown = records[-TAIL_ROWS:]
+                body = self._render("tail_rows.html", rows=shown, left_out=len(records) - len(shown)) if records else ""
+                yield f"id: {cursor}\n" + (_event("rows", body) if records else quiet)
                 quiet = ": nothing new\n\n"
         except AvowError as error:
             yield _event("rows", self._render("tail_problem.html", problem=str(error), advice=error.advice))
@@ -266,45 +265,43 @@ class App:
 
         return StreamingResponse(counted(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    # What goes wrong
+    # Errors
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        status, problem, advice = _told(error)
+        status, problem, advice = _describe(error)
         path = request.url.path
         if path.startswith("/api/"):
             return JSONResponse({"problem": problem, "advice": advice}, status)
         context = {"problem": problem, "advice": advice}
         if request.headers.get("hx-request"):
-            # htmx shows what comes with 200 only; that it failed is said in words.
+            # htmx shows what comes with 200 only; the failure is in the text.
             return HTMLResponse(self._render("problem_part.html", **context))
         nav = next((page.nav for page in PAGES if path.startswith(f"/{page.nav}")), "")
-        body = self._render(
-            "problem.html", title="Something is not right", nav=nav, status=status, whole=True, **context
-        )
+        body = self._render("problem.html", title="Something went wrong", nav=nav, status=status, whole=True, **context)
         return HTMLResponse(body, status)
 
 
-def _told(error: Exception) -> tuple[int, str, str]:
+def _describe(error: Exception) -> tuple[int, str, str]:
     """Status, problem and advice."""
     match error:
         case HTTPException():
             return error.status_code, error.detail or "refused", ""
         case ValidationError():
-            found = [
-                ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
-                for one in error.errors()[:5]
+            problems = [
+                ": ".join(filter(None, (".".join(map(str, entry["loc"])), entry["msg"].removeprefix("Value error, "))))
+                for entry in error.errors()[:5]
             ]
-            return 400, f"the question is not a good one: {'; '.join(found)}", ""
-        case NotThere():
+            return 400, f"invalid request: {'; '.join(problems)}", ""
+        case NotFound():
             return 404, str(error), error.advice
-        case Slow():
+        case TimedOut():
             return 504, str(error), error.advice
         case ConfigError():
             return 409, str(error), error.advice
         case AvowError():
             return 502, str(error), error.advice
         case _:
-            return 500, "a bug of ours: the log of avow dashboard has more", ""
+            return 500, "internal error: see the log of avow dashboard", ""
 
 
 def _attachment(data: Iterator[bytes], name: str) -> Response:
@@ -335,24 +332,24 @@ async def _form(request: Request) -> dict[str, str]:
 class Files(StaticFiles):
     """Our own files, which a browser may keep for a while."""
 
-    def file_response(self, *given: Any, **more: Any) -> Response:
-        answer = super().file_response(*given, **more)
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        answer = super().file_response(*args, **kwargs)
         answer.headers["Cache-Control"] = f"max-age={STATIC_AGE_S}"
         return answer
 
 
-def make(house: House) -> ASGIApp:
+def make(state: AppState) -> ASGIApp:
     """The whole application, with the guard before it."""
-    app = App(house)
+    app = App(state)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        house.watch.start()
+        state.watch.start()
         try:
             yield
         finally:
             app.close()
-            await anyio.to_thread.run_sync(house.close)
+            await anyio.to_thread.run_sync(state.close)
 
     def never(_: Any) -> bool:
         return False
@@ -364,19 +361,21 @@ def make(house: House) -> ASGIApp:
         Route("/metrics", app.metrics),
         Route(LOGIN, app.login, methods=["GET", "POST"]),
         Mount("/static", Files(directory=HERE / "static")),
-        Route("/live/pipelines", app.live("pipelines_part.html", pipelines.pipelines, Nothing, never)),
-        Route("/live/pipelines/{name}", app.live("pipeline_part.html", pipelines.pipeline, pipelines.ByName, never)),
-        Route("/live/jobs/{number}", app.live("job_part.html", pipelines.job, pipelines.JobAsk, _over)),
+        Route("/live/pipelines", app.live("pipelines_part.html", pipelines.pipelines, NoParams, never)),
+        Route(
+            "/live/pipelines/{name}", app.live("pipeline_part.html", pipelines.pipeline, pipelines.NameParams, never)
+        ),
+        Route("/live/jobs/{number}", app.live("job_part.html", pipelines.job, pipelines.JobParams, _over)),
         Route("/live/topics/{topic}/tail", app.tail),
         Route("/topics/{topic}/messages/tail", app.page(TAIL)),
         Route("/topics/{topic}/messages/{partition}/{offset}/value", app.value),
         Route("/topics/{topic}/export", app.export),
     ]
-    routes += [Route(_routed(path), app.change(ask, change), methods=["POST"]) for path, ask, change in CHANGES]
+    routes += [Route(_routed(path), app.change(params, change), methods=["POST"]) for path, params, change in CHANGES]
     routes += [Route(f"/api{_routed(page.path)}", app.api(page)) for page in PAGES]
     routes += [Route(_routed(page.path), app.page(page)) for page in PAGES if page.template]
     failures: Mapping[Any, Any] = dict.fromkeys((HTTPException, ValidationError, AvowError, Exception), app.failed)
-    return Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures), house.rules)
+    return Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures), state.rules)
 
 
 def _routed(path: str) -> str:

@@ -1,4 +1,4 @@
-"""What a person can change from here: topics, a group's positions, and work on a pipeline that is started.
+"""Changes from the pages: create and delete topics, reset a group's offsets, start audits and redrives.
 
 Every change is a POST of a form of ours, and answers with a redirect to where its effect shows. ``guard`` has judged
 where it comes from; the form's own secret is checked before any of these is called.
@@ -9,75 +9,72 @@ Owns: these changes, and that what cannot be undone is confirmed by typing its n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from avow.dashboard.asking import OFFSET_MAX, PARTITION_MAX, Ask, NotThere, one_place
-from avow.dashboard.cluster import GroupAsk, group, reserved
-from avow.dashboard.house import House
+from avow.dashboard.cluster import GroupParams, group, reserved
+from avow.dashboard.formatting import url
 from avow.dashboard.messages import in_utc
-from avow.dashboard.pipelines import LettersAsk, loaded
-from avow.dashboard.show import url
+from avow.dashboard.pipelines import DeadLettersParams, loaded
+from avow.dashboard.requests import OFFSET_MAX, PARTITION_MAX, NotFound, Params, check_position, empty_as_none
+from avow.dashboard.state import AppState
 from avow.errors import ConfigError
-from avow.kafka import topics
 from avow.kafka.log import Log, TopicPartition
 
 TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
 
 
-class CreateTopic(Ask):
+class CreateTopic(Params):
     name: Annotated[str, Field(pattern=TOPIC)]
     partitions: Annotated[int, Field(ge=1, le=10_000)] = 1
     replicas: Annotated[int | None, Field(ge=1, le=100)] = None
     config: Annotated[str, Field(max_length=10_000)] = ""
 
-    @field_validator("replicas", mode="before")
-    @classmethod
-    def _empty(cls, value: object) -> object:
-        return None if value == "" else value
+    _empty = field_validator("replicas", mode="before")(empty_as_none)
 
 
-def create_topic(house: House, ask: CreateTopic) -> str:
-    """Make a topic; ``config`` has a line ``name = value`` for each setting."""
+def create_topic(state: AppState, params: CreateTopic) -> str:
+    """Create a topic; ``config`` has a line ``name = value`` for each setting."""
     config = {}
-    for line in filter(str.strip, ask.config.splitlines()):
-        name, is_there, value = line.partition("=")
-        if not is_there:
-            raise ConfigError(f"a setting is a line name = value, and this is not one: {line[:80]!r}")
+    for line in filter(str.strip, params.config.splitlines()):
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise ConfigError(f"a topic setting must have the form name = value, not {line[:80]!r}")
         config[name.strip()] = value.strip()
-    with house.log() as log:
-        if any(one.topic == ask.name for one in log.cluster().partitions):
-            raise ConfigError(f"there is a topic {ask.name} already")
-        topics.create(log, ask.name, ask.partitions, ask.replicas, config)
-    return url("topics", ask.name)
+    with state.log() as log:
+        if any(partition.topic == params.name for partition in log.cluster().partitions):
+            raise ConfigError(f"topic {params.name} already exists")
+        log.admin.create_topic(
+            params.name, params.partitions, -1 if params.replicas is None else params.replicas, config
+        )
+    return url("topics", params.name)
 
 
-class DeleteTopic(Ask):
+class DeleteTopic(Params):
     topic: Annotated[str, Field(pattern=TOPIC)]
     confirm: Annotated[str, Field(max_length=300)] = ""
 
 
-def delete_topic(house: House, ask: DeleteTopic) -> str:
-    """Delete a topic, if its name was typed. Never one of Kafka's own: positions and transactions would go with it."""
-    if ask.topic.startswith("__"):
-        raise ConfigError(f"{ask.topic} is one of Kafka's own topics, and is not deleted from here")
-    _confirmed(ask.topic, ask.confirm)
-    with house.log() as log:
-        if not any(one.topic == ask.topic for one in log.cluster().partitions):
-            raise NotThere(f"there is no topic {ask.topic}")
-        topics.delete(log, ask.topic)
+def delete_topic(state: AppState, params: DeleteTopic) -> str:
+    """Delete a topic, if its name was typed. Never an internal one: Kafka stores offsets and transactions there."""
+    if params.topic.startswith("__"):
+        raise ConfigError(f"{params.topic} is an internal topic of Kafka and cannot be deleted here")
+    _confirmed(params.topic, params.confirm)
+    with state.log() as log:
+        if not any(partition.topic == params.topic for partition in log.cluster().partitions):
+            raise NotFound(f"topic {params.topic} does not exist")
+        log.admin.delete_topic(params.topic)
     return url("topics")
 
 
 def _confirmed(name: str, typed: str) -> None:
     if typed.strip() != name:
-        raise ConfigError(f"nothing was changed: the name typed was not {name}", advice="Type it exactly.")
+        raise ConfigError(f"nothing was changed: the confirmation is not {name}", advice="Type the name exactly.")
 
 
-class ResetGroup(Ask):
+class ResetGroup(Params):
     group: Annotated[str, Field(min_length=1, max_length=255)]
     topic: Annotated[str, Field(pattern=TOPIC)]
     partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
@@ -86,72 +83,68 @@ class ResetGroup(Ask):
     time: datetime | None = None  # UTC unless it has a zone
     confirm: Annotated[str, Field(max_length=300)] = ""
 
-    @field_validator("partition", "offset", "time", mode="before")
-    @classmethod
-    def _empty(cls, value: object) -> object:
-        return None if value == "" else value
+    _empty = field_validator("partition", "offset", "time", mode="before")(empty_as_none)
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        one_place("to", self.to, offset=self.offset, time=self.time)
+    def _check_position(self) -> Self:
+        check_position("to", self.to, offset=self.offset, time=self.time)
         return self
 
 
-def reset_group(house: House, ask: ResetGroup) -> str:
-    """Set a group's positions in a topic. Refused for a pipeline's group, and while it has members."""
-    _confirmed(ask.group, ask.confirm)
-    now = group(house, GroupAsk(group=ask.group))
-    why = reserved(house, ask.group, len(now.members), [lag.metadata for lag in now.lags])
+def reset_group(state: AppState, params: ResetGroup) -> str:
+    """Reset a group's offsets in a topic. Refused for a pipeline's group, and while the group has members."""
+    _confirmed(params.group, params.confirm)
+    now = group(state, GroupParams(group=params.group))
+    why = reserved(state, params.group, len(now.members), [lag.metadata for lag in now.lags])
     if why:
-        raise ConfigError(f"the positions of group {ask.group} cannot be set here: {why}")
-    with Log(house.source, ask.group, timeout_s=house.timeout_s) as log:
-        there = [
-            where
-            for where in log.partitions_of([ask.topic])
-            if ask.partition is None or where.partition == ask.partition
+        raise ConfigError(f"the offsets of group {params.group} cannot be reset here: {why}")
+    with Log(state.source, params.group, timeout_s=state.timeout_s) as log:
+        partitions = [
+            tp
+            for tp in log.partitions_of([params.topic])
+            if params.partition is None or tp.partition == params.partition
         ]
-        log.tell(_positions(log, ask, there))
-    return url("groups", ask.group)
+        log.commit_offsets(_positions(log, params, partitions))
+    return url("groups", params.group)
 
 
-def _positions(log: Log, ask: ResetGroup, there: list[TopicPartition]) -> Mapping[TopicPartition, int]:
-    offsets = log.offsets(there)
-    match ask.to:
+def _positions(log: Log, params: ResetGroup, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+    offsets = log.offsets(partitions)
+    match params.to:
         case "earliest":
-            return {where: first for where, (first, _) in offsets.items()}
+            return {tp: first for tp, (first, _) in offsets.items()}
         case "latest":
-            return {where: end for where, (_, end) in offsets.items()}
+            return {tp: end for tp, (_, end) in offsets.items()}
         case "offset":
-            assert ask.offset is not None
-            return {where: min(max(ask.offset, first), end) for where, (first, end) in offsets.items()}
+            assert params.offset is not None
+            return {tp: min(max(params.offset, first), end) for tp, (first, end) in offsets.items()}
         case "time":
-            assert ask.time is not None
-            return log.declared_start(in_utc(ask.time), there)
+            assert params.time is not None
+            return log.declared_start(in_utc(params.time), partitions)
 
 
-class StartAudit(Ask):
+class StartAudit(Params):
     name: Annotated[str, Field(max_length=200)]
 
 
-def start_audit(house: House, ask: StartAudit) -> str:
+def start_audit(state: AppState, params: StartAudit) -> str:
     """Start an audit; its report is kept as evidence."""
-    one, _ = loaded(house, ask.name)
-    if not house.evidence.folders:
-        raise ConfigError("there is no folder to keep the report in", advice="Start the dashboard with --evidence DIR.")
-    return url("jobs", house.jobs.audit(one.name, one.file, house.evidence.folders[0]).number)
+    watched, _ = loaded(state, params.name)
+    if not state.evidence.folders:
+        raise ConfigError("no folder is configured for the report", advice="Start the dashboard with --evidence DIR.")
+    return url("jobs", state.jobs.audit(watched.name, watched.file, state.evidence.folders[0]).number)
 
 
-def start_redrive(house: House, ask: LettersAsk) -> str:
-    """Start to redrive the dead letters that are meant."""
-    one, _ = loaded(house, ask.name)
-    meant = {name: value for name, value in asdict(ask.selection()).items() if value is not None}
-    return url("jobs", house.jobs.redrive(one.name, one.file, meant).number)
+def start_redrive(state: AppState, params: DeadLettersParams) -> str:
+    """Start a redrive of the matching dead letters."""
+    watched, _ = loaded(state, params.name)
+    return url("jobs", state.jobs.redrive(watched.name, watched.file, params.selection()).number)
 
 
-CHANGES: tuple[tuple[str, type[Ask], Callable[..., str]], ...] = (
+CHANGES: tuple[tuple[str, type[Params], Callable[..., str]], ...] = (
     ("/topics", CreateTopic, create_topic),
     ("/topics/{topic}/delete", DeleteTopic, delete_topic),
     ("/groups/{group}/reset", ResetGroup, reset_group),
     ("/pipelines/{name}/audit", StartAudit, start_audit),
-    ("/pipelines/{name}/redrive", LettersAsk, start_redrive),
+    ("/pipelines/{name}/redrive", DeadLettersParams, start_redrive),
 )

@@ -13,22 +13,23 @@ from typing import Annotated
 
 from pydantic import Field
 
-from avow.dashboard.asking import Ask, Nothing, NotThere
-from avow.dashboard.house import House
+from avow.dashboard.requests import NoParams, NotFound, Params
+from avow.dashboard.state import AppState
 from avow.kafka import groups as kafka_groups
 from avow.kafka import topics as kafka_topics
+from avow.kafka.admin import NEWS_S
 from avow.kafka.brokers import Disk, Holder
 from avow.kafka.groups import Lag, Member
-from avow.kafka.log import Log, TopicPartition, answers
+from avow.kafka.log import Log, TopicPartition
 from avow.kafka.metadata import ClusterView, Partition
+from avow.retry import poll_until
 
 SHOWN_MAX = 100  # topics or groups on a page
 PARTITIONS_MAX = 200  # on a topic's page
 BAD_MAX = 200  # partitions in trouble that are listed
 OFFSETS_MAX = 2_000  # partitions whose offsets are asked for at once
 GROUPS_MAX = 60  # whose positions are asked for at once
-HANGING_S = 15 * 60  # Kafka's own bound of a transaction, unless the brokers are told otherwise
-NEWS_S = 2.0
+HANGING_S = 15 * 60  # Kafka's default transaction.max.timeout.ms
 ORPHAN_S = 60  # a transaction of which no coordinator knows; one that just ended is such a one for a moment
 
 
@@ -36,7 +37,7 @@ ORPHAN_S = 60  # a transaction of which no coordinator knows; one that just ende
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerView:
     id: int
     address: str
     rack: str
@@ -45,7 +46,7 @@ class Broker:
     leads: int  # partitions
     replicas: int
     in_sync: int  # of its replicas
-    version: str  # as far as its requests tell; empty: not known
+    version: str  # derived from its API versions; empty: not known
     no_disk: str  # why the next three are not known, if the broker answered; empty otherwise
     disk_bytes: int | None  # of its replicas
     free_bytes: int | None
@@ -54,7 +55,7 @@ class Broker:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PartitionProblem:
     topic: str
     partition: int
     leader: int
@@ -66,70 +67,62 @@ class Trouble:
 @dataclass(frozen=True, slots=True)
 class ClusterAnswer:
     cluster_id: str
-    brokers: tuple[Broker, ...]
+    brokers: tuple[BrokerView, ...]
     topics: int
     partitions: int
     under_replicated: int
     under_min_isr: int
     offline: int
-    troubles: tuple[Trouble, ...]  # the worst first
+    problems: tuple[PartitionProblem, ...]  # the worst first
 
 
-def cluster(house: House, _: Nothing) -> ClusterAnswer:
-    """Brokers, and partitions in trouble."""
-    with house.log() as log:
+def cluster(state: AppState, _: NoParams) -> ClusterAnswer:
+    """Brokers, and partitions with problems."""
+    with state.log() as log:
         view = log.cluster()
-        racks = _racks(log)
-        lacking = sorted({one.topic for one in view.partitions if one.under_replicated})
+        racks = log.admin.racks()
+        lacking = sorted({p.topic for p in view.partitions if p.under_replicated})
         least = kafka_topics.min_in_sync(log, lacking[:BAD_MAX])
-    disks = house.told(lambda brokers: brokers.disks()) or {}
-    troubles = sorted(
+    disks = state.ask_brokers(lambda brokers: brokers.disks()) or {}
+    problems = sorted(
         (
-            Trouble(one.topic, one.partition, one.leader, one.replicas, one.in_sync, what)
-            for one in view.partitions
-            if (what := _trouble(one, least))
+            PartitionProblem(p.topic, p.partition, p.leader, p.replicas, p.in_sync, what)
+            for p in view.partitions
+            if (what := _problem(p, least))
         ),
-        key=lambda one: (("offline", "under-min-isr", "under-replicated").index(one.what), one.topic, one.partition),
+        key=lambda p: (("offline", "under-min-isr", "under-replicated").index(p.what), p.topic, p.partition),
     )
-    count = Counter(one.what for one in troubles)
+    count = Counter(p.what for p in problems)
     return ClusterAnswer(
         cluster_id=view.cluster_id or "",
         brokers=_brokers(view, racks, disks),
-        topics=len({one.topic for one in view.partitions if not one.topic.startswith("__")}),
+        topics=len({p.topic for p in view.partitions if not p.topic.startswith("__")}),
         partitions=len(view.partitions),
-        under_replicated=len(troubles),
+        under_replicated=len(problems),
         under_min_isr=count["under-min-isr"],
         offline=count["offline"],
-        troubles=tuple(troubles[:BAD_MAX]),
+        problems=tuple(problems[:BAD_MAX]),
     )
 
 
-def _trouble(one: Partition, least: dict[str, int]) -> str:
-    if one.leader < 0:
+def _problem(partition: Partition, least: dict[str, int]) -> str:
+    if partition.leader < 0:
         return "offline"
-    if len(one.in_sync) < least.get(one.topic, 0):
+    if len(partition.in_sync) < least.get(partition.topic, 0):
         return "under-min-isr"
-    return "under-replicated" if one.under_replicated else ""
+    return "under-replicated" if partition.under_replicated else ""
 
 
-def _racks(log: Log) -> dict[int, str]:
-    told = log.ask(
-        "for its brokers",
-        lambda timeout_s: answers({"": log.admin.describe_cluster(request_timeout=timeout_s)}, timeout_s)[""],
-    )
-    return {node.id: node.rack or "" for node in told.nodes}
-
-
-def _brokers(view: ClusterView, racks: dict[int, str], disks: dict[int, Disk]) -> tuple[Broker, ...]:
-    leads = Counter(one.leader for one in view.partitions)
-    replicas = Counter(number for one in view.partitions for number in one.replicas)
-    in_sync = Counter(number for one in view.partitions for number in one.in_sync)
-    found = []
+def _brokers(view: ClusterView, racks: dict[int, str], disks: dict[int, Disk]) -> tuple[BrokerView, ...]:
+    leads = Counter(partition.leader for partition in view.partitions)
+    replicas = Counter(number for partition in view.partitions for number in partition.replicas)
+    in_sync = Counter(number for partition in view.partitions for number in partition.in_sync)
+    brokers = []
     # A broker that is gone is known by the replicas it should have.
     for number in sorted({*view.brokers, *replicas}):
         disk = disks.get(number)
-        found.append(
-            Broker(
+        brokers.append(
+            BrokerView(
                 id=number,
                 address=view.brokers.get(number, ""),
                 rack=racks.get(number, ""),
@@ -146,15 +139,15 @@ def _brokers(view: ClusterView, racks: dict[int, str], disks: dict[int, Disk]) -
                 failed=disk.offline if disk else (),
             )
         )
-    return tuple(found)
+    return tuple(brokers)
 
 
 # Topics
 
 
-class TopicsAsk(Ask):
+class TopicsParams(Params):
     q: Annotated[str, Field(max_length=249, description="part of a topic's name")] = ""
-    internal: Annotated[bool, Field(description="Kafka's own topics too")] = False
+    internal: Annotated[bool, Field(description="also list Kafka's internal topics")] = False
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
 
@@ -173,54 +166,58 @@ class TopicRow:
 @dataclass(frozen=True, slots=True)
 class TopicsAnswer:
     topics: tuple[TopicRow, ...]
-    found: int
+    matches: int
     page: int
     pages: int
     hidden: int  # Kafka's own
 
 
-def topics(house: House, ask: TopicsAsk) -> TopicsAnswer:
+def topics(state: AppState, params: TopicsParams) -> TopicsAnswer:
     """All topics, by name, a hundred at a time."""
-    with house.log() as log:
+    with state.log() as log:
         everything = kafka_topics.names(log, internal=True)
-        wanted = {name: parts for name, parts in everything.items() if ask.internal or not name.startswith("__")}
-        found = sorted((name for name in wanted if ask.q.lower() in name.lower()), key=_by_name)
-        here = found[(ask.page - 1) * SHOWN_MAX : ask.page * SHOWN_MAX]
-        asked = [TopicPartition(one.topic, one.partition) for name in here for one in wanted[name] if one.leader >= 0]
-        few = len(asked) <= OFFSETS_MAX
-        offsets = log.offsets(asked) if few else {}
-        stable = log.stable_ends(asked) if few else {}
-    disks = house.told(lambda brokers: brokers.disks(here)) if here else None
+        wanted = {name: parts for name, parts in everything.items() if params.internal or not name.startswith("__")}
+        matches = sorted((name for name in wanted if params.q.lower() in name.lower()), key=_by_name)
+        names = matches[(params.page - 1) * SHOWN_MAX : params.page * SHOWN_MAX]
+        tps = [TopicPartition(p.topic, p.partition) for name in names for p in wanted[name] if p.leader >= 0]
+        affordable = len(tps) <= OFFSETS_MAX
+        # What is deleted while this is asked is left out.
+        offsets = log.offsets(tps, skip_deleted=True) if affordable else {}
+        stable = log.stable_ends(offsets, skip_deleted=True)
+        if affordable:
+            deleted = {tp.topic for tp in tps if tp not in stable}
+            names = [name for name in names if name not in deleted]
+    disks = state.ask_brokers(lambda brokers: brokers.disks(names)) if names else None
     sums: Counter[str] = Counter()
     opened = set()
-    for where, (first, end) in offsets.items():
-        sums[where.topic] += end - first
-        if stable[where] < end:
-            opened.add(where.topic)
+    for tp, (first, end) in offsets.items():
+        sums[tp.topic] += end - first
+        if stable.get(tp, end) < end:
+            opened.add(tp.topic)
     rows = tuple(
         TopicRow(
             name=name,
             partitions=len(wanted[name]),
-            replicas=max(len(one.replicas) for one in wanted[name]),
-            under_replicated=sum(one.under_replicated for one in wanted[name]),
-            offline=sum(one.leader < 0 for one in wanted[name]),
-            offsets=sums[name] if few else None,
+            replicas=max(len(p.replicas) for p in wanted[name]),
+            under_replicated=sum(p.under_replicated for p in wanted[name]),
+            offline=sum(p.leader < 0 for p in wanted[name]),
+            offsets=sums[name] if affordable else None,
             disk_bytes=kafka_topics.bytes_of(wanted[name], disks) if disks else None,
             open=name in opened,
         )
-        for name in here
+        for name in names
     )
-    pages = max(1, -(-len(found) // SHOWN_MAX))
-    return TopicsAnswer(rows, len(found), ask.page, pages, len(everything) - len(wanted))
+    pages = max(1, -(-len(matches) // SHOWN_MAX))
+    return TopicsAnswer(rows, len(matches), params.page, pages, len(everything) - len(wanted))
 
 
 def _by_name(name: str) -> tuple[bool, str]:
     return name.startswith("__"), name.lower()
 
 
-class TopicAsk(Ask):
+class TopicParams(Params):
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-    page: Annotated[int, Field(ge=1, le=100_000, description="of the partitions")] = 1
+    page: Annotated[int, Field(ge=1, le=100_000, description="page of the partition list")] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,55 +250,49 @@ class TopicAnswer:
     written_by: tuple[str, ...]
 
 
-def topic(house: House, ask: TopicAsk) -> TopicAnswer:
+def topic(state: AppState, params: TopicParams) -> TopicAnswer:
     """One topic: leaders, replicas in sync, offsets, what is configured for it."""
-    with house.log() as log:
-        every = _partitions(log, ask.topic)
-        if not every:
-            raise NotThere(
-                f"there is no topic {ask.topic}", advice="It may have been deleted. The list has the others."
+    with state.log() as log:
+        partitions = _partitions(log, params.topic)
+        if not partitions:
+            raise NotFound(
+                f"topic {params.topic} does not exist", advice="It may have been deleted. See the list of topics."
             )
-        some = every[(ask.page - 1) * PARTITIONS_MAX : ask.page * PARTITIONS_MAX]
-        led = [TopicPartition(ask.topic, one.partition) for one in some if one.leader >= 0]
+        page = partitions[(params.page - 1) * PARTITIONS_MAX : params.page * PARTITIONS_MAX]
+        led = [TopicPartition(params.topic, p.partition) for p in page if p.leader >= 0]
         offsets, stable = log.offsets(led), log.stable_ends(led)
-        ids = log.partitions_of([ask.topic])
-        config = kafka_topics.config(log, ask.topic)
-    disks = house.told(lambda brokers: brokers.disks([ask.topic])) or {}
+        ids = log.partitions_of([params.topic])
+        config = kafka_topics.config(log, params.topic)
+    disks = state.ask_brokers(lambda brokers: brokers.disks([params.topic])) or {}
     rows = []
-    for one in some:
-        where = TopicPartition(ask.topic, one.partition)
-        first, end = offsets.get(where, (0, 0))
-        last = stable.get(where, 0)
-        size = kafka_topics.size_of(one, disks)
-        rows.append(
-            PartitionRow(one.partition, one.leader, one.replicas, one.in_sync, first, last, max(end, last), size)
-        )
+    for p in page:
+        tp = TopicPartition(params.topic, p.partition)
+        first, end = offsets.get(tp, (0, 0))
+        last = stable.get(tp, 0)
+        size = kafka_topics.size_of(p, disks)
+        rows.append(PartitionRow(p.partition, p.leader, p.replicas, p.in_sync, first, last, max(end, last), size))
     return TopicAnswer(
-        name=ask.topic,
+        name=params.topic,
         topic_id=next(iter(ids.values())),
-        internal=ask.topic.startswith("__"),
+        internal=params.topic.startswith("__"),
         partitions=tuple(rows),
-        all_partitions=len(every),
-        page=ask.page,
-        pages=max(1, -(-len(every) // PARTITIONS_MAX)),
-        offsets=sum(one.end - one.earliest for one in rows),
-        open_offsets=sum(one.end - one.stable_end for one in rows),
-        under_replicated=sum(one.under_replicated for one in every),
-        disk_bytes=kafka_topics.bytes_of(every, disks) if disks else None,
+        all_partitions=len(partitions),
+        page=params.page,
+        pages=max(1, -(-len(partitions) // PARTITIONS_MAX)),
+        offsets=sum(p.end - p.earliest for p in rows),
+        open_offsets=sum(p.end - p.stable_end for p in rows),
+        under_replicated=sum(p.under_replicated for p in partitions),
+        disk_bytes=kafka_topics.bytes_of(partitions, disks) if disks else None,
         config=config,
-        read_by=tuple(one.name for one in house.watch.pipelines() if ask.topic in one.reads),
-        written_by=tuple(one.name for one in house.watch.pipelines() if ask.topic in one.writes),
+        read_by=tuple(p.name for p in state.watch.pipelines() if params.topic in p.reads),
+        written_by=tuple(p.name for p in state.watch.pipelines() if params.topic in p.writes),
     )
 
 
 def _partitions(log: Log, topic: str) -> list[Partition]:
     """In order. A broker learns of a new topic a moment after the one that made it, and either may be asked."""
-    deadline = time.monotonic() + NEWS_S
-    while True:
-        found = [one for one in log.cluster().partitions if one.topic == topic]
-        if found or time.monotonic() > deadline:
-            return sorted(found, key=lambda one: one.partition)
-        time.sleep(0.1)
+    partitions = poll_until(lambda: [p for p in log.cluster().partitions if p.topic == topic], NEWS_S)
+    return sorted(partitions, key=lambda p: p.partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +301,7 @@ class TopicGroup:
     state: str
     partitions: int
     lag: int  # offsets up to the last stable one
-    pipeline: str  # whose positions these are; empty: nobody's
+    pipeline: str  # the pipeline with these positions; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,45 +311,45 @@ class TopicGroupsAnswer:
     page: int
     pages: int
     first: int  # by name, of all groups of the cluster: from this one
-    last: int  # to this one they were asked
+    last: int  # to this one they were searched
     all_groups: int
 
 
-class TopicGroupsAsk(Ask):
+class TopicGroupsParams(Params):
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-    page: Annotated[int, Field(ge=1, le=10_000, description="of all groups, by name")] = 1
+    page: Annotated[int, Field(ge=1, le=10_000, description="page of the list of all groups, by name")] = 1
 
 
-def topic_groups(house: House, ask: TopicGroupsAsk) -> TopicGroupsAnswer:
+def topic_groups(state: AppState, params: TopicGroupsParams) -> TopicGroupsAnswer:
     """The groups that have positions in a topic. Each of the cluster's is asked, sixty at a time."""
-    with house.log() as log:
+    with state.log() as log:
         states = kafka_groups.names(log)
-        some = list(states)[(ask.page - 1) * GROUPS_MAX : ask.page * GROUPS_MAX]
+        names = list(states)[(params.page - 1) * GROUPS_MAX : params.page * GROUPS_MAX]
         positions = {
-            group: {where: at for where, at in committed.items() if where.topic == ask.topic}
-            for group, committed in kafka_groups.positions(log, some).items()
+            group: {tp: offset for tp, offset in committed.items() if tp.topic == params.topic}
+            for group, committed in kafka_groups.positions(log, names).items()
         }
-        ends = log.stable_ends({where for committed in positions.values() for where in committed})
-    owners = house.watch.groups()
-    found = [
+        ends = log.stable_ends({tp for committed in positions.values() for tp in committed})
+    owners = state.watch.groups()
+    rows = [
         TopicGroup(
             group,
             states[group],
             len(committed),
-            sum(max(0, ends[where] - at) for where, at in committed.items()),
+            sum(max(0, ends[tp] - offset) for tp, offset in committed.items()),
             owners.get(group, ""),
         )
         for group, committed in positions.items()
         if committed
     ]
-    before = (ask.page - 1) * GROUPS_MAX
+    before = (params.page - 1) * GROUPS_MAX
     return TopicGroupsAnswer(
-        ask.topic,
-        tuple(sorted(found, key=lambda one: -one.lag)),
-        ask.page,
+        params.topic,
+        tuple(sorted(rows, key=lambda row: -row.lag)),
+        params.page,
         max(1, -(-len(states) // GROUPS_MAX)),
         before + 1,
-        before + len(some),
+        before + len(names),
         len(states),
     )
 
@@ -366,7 +357,7 @@ def topic_groups(house: House, ask: TopicGroupsAsk) -> TopicGroupsAnswer:
 # Groups
 
 
-class GroupsAsk(Ask):
+class GroupsParams(Params):
     q: Annotated[str, Field(max_length=255, description="part of a group's name")] = ""
     page: Annotated[int, Field(ge=1, le=10_000)] = 1
 
@@ -384,40 +375,40 @@ class GroupRow:
 @dataclass(frozen=True, slots=True)
 class GroupsAnswer:
     groups: tuple[GroupRow, ...]
-    found: int
+    matches: int
     page: int
     pages: int
 
 
-def groups(house: House, ask: GroupsAsk) -> GroupsAnswer:
+def groups(state: AppState, params: GroupsParams) -> GroupsAnswer:
     """All consumer groups, sixty at a time."""
-    with house.log() as log:
-        found = [name for name in kafka_groups.names(log) if ask.q.lower() in name.lower()]
-        here = found[(ask.page - 1) * GROUPS_MAX : ask.page * GROUPS_MAX]
-        described = kafka_groups.describe(log, here)
-        positions = kafka_groups.positions(log, here)
-        there = {TopicPartition(one.topic, one.partition) for one in log.cluster().partitions if one.leader >= 0}
-        asked = {where for committed in positions.values() for where in committed} & there
-        few = len(asked) <= OFFSETS_MAX
-        ends = log.stable_ends(asked) if few else {}
-    owners = house.watch.groups()
+    with state.log() as log:
+        matches = [name for name in kafka_groups.names(log) if params.q.lower() in name.lower()]
+        names = matches[(params.page - 1) * GROUPS_MAX : params.page * GROUPS_MAX]
+        described = kafka_groups.describe(log, names)
+        positions = kafka_groups.positions(log, names)
+        led = {TopicPartition(p.topic, p.partition) for p in log.cluster().partitions if p.leader >= 0}
+        tps = {tp for committed in positions.values() for tp in committed} & led
+        affordable = len(tps) <= OFFSETS_MAX
+        ends = log.stable_ends(tps, skip_deleted=True) if affordable else {}
+    owners = state.watch.groups()
     rows = tuple(
         GroupRow(
-            one.name,
-            one.state,
-            len(one.members),
-            tuple(sorted({where.topic for where in positions[one.name]})),
-            sum(max(0, ends[where] - at) for where, at in positions[one.name].items() if where in ends)
-            if few
+            p.name,
+            p.state,
+            len(p.members),
+            tuple(sorted({tp.topic for tp in positions[p.name]})),
+            sum(max(0, ends[tp] - offset) for tp, offset in positions[p.name].items() if tp in ends)
+            if affordable
             else None,
-            owners.get(one.name, ""),
+            owners.get(p.name, ""),
         )
-        for one in described
+        for p in described
     )
-    return GroupsAnswer(rows, len(found), ask.page, max(1, -(-len(found) // GROUPS_MAX)))
+    return GroupsAnswer(rows, len(matches), params.page, max(1, -(-len(matches) // GROUPS_MAX)))
 
 
-class GroupAsk(Ask):
+class GroupParams(Params):
     group: Annotated[str, Field(min_length=1, max_length=255)]
 
 
@@ -433,34 +424,37 @@ class GroupAnswer:
     reserved: str  # why its positions cannot be set here; empty if they can
 
 
-def group(house: House, ask: GroupAsk) -> GroupAnswer:
+def group(state: AppState, params: GroupParams) -> GroupAnswer:
     """One group: members, positions and lag by partition."""
-    with house.log() as log:
-        if ask.group not in kafka_groups.names(log):
-            raise NotThere(f"there is no group {ask.group}", advice="Kafka forgets a group whose positions are gone.")
-        (one,) = kafka_groups.describe(log, [ask.group])
-        lags = kafka_groups.lag(log, ask.group)
+    with state.log() as log:
+        if params.group not in kafka_groups.names(log):
+            raise NotFound(
+                f"consumer group {params.group} does not exist",
+                advice="Kafka removes a group when its offsets have expired.",
+            )
+        (described,) = kafka_groups.describe(log, [params.group])
+        lags = kafka_groups.lag(log, params.group)
     return GroupAnswer(
-        one.name,
-        one.state,
-        one.members,
+        described.name,
+        described.state,
+        described.members,
         tuple(lags),
         sum(lag.records or 0 for lag in lags),
         max((lag.seconds for lag in lags if lag.seconds is not None), default=None),
-        house.watch.groups().get(one.name, ""),
-        reserved(house, one.name, len(one.members), [lag.metadata for lag in lags]),
+        state.watch.groups().get(described.name, ""),
+        reserved(state, described.name, len(described.members), [lag.metadata for lag in lags]),
     )
 
 
-def reserved(house: House, name: str, members: int, metadata: Iterable[str]) -> str:
-    """Why nobody may set this group's positions from here."""
-    owner = house.watch.groups().get(name)
+def reserved(state: AppState, name: str, members: int, metadata: Iterable[str]) -> str:
+    """Why this group's positions may not be set here."""
+    owner = state.watch.groups().get(name)
     if owner:
-        return f"it belongs to pipeline {owner}, whose ledger alone says where it stands"
+        return f"it belongs to pipeline {owner}, which starts from its ledger and not from the group's offsets"
     if any(text.startswith('{"avow":') for text in metadata):
-        return "it is the ledger of a pipeline into Kafka: its positions are claims"
+        return "it is the ledger of a pipeline with a Kafka sink: its offsets are claims"
     if members:
-        return "it has members: Kafka refuses it while they are there"
+        return "it has active members; stop its consumers first"
     return ""
 
 
@@ -474,7 +468,7 @@ class OpenTransaction:
     first_offset: int  # the last stable offset: readers of committed records stand here
     waiting: int  # offsets from there on
     since: float | None  # seconds since 1970: the timestamp of its first record
-    hanging: bool  # older than a transaction may be, or of nobody
+    hanging: bool  # older than a transaction may be, or without a coordinator
     holder: Holder | None  # who has it open; None: not known
     pipelines: tuple[str, ...]  # that wait for its end
 
@@ -482,54 +476,58 @@ class OpenTransaction:
 @dataclass(frozen=True, slots=True)
 class TransactionsAnswer:
     transactions: tuple[OpenTransaction, ...]
-    partitions: int  # that were asked
+    partitions: int  # that were searched
     not_asked: int
     hanging_after_s: int
 
 
-def transactions(house: House, _: Nothing) -> TransactionsAnswer:
+def transactions(state: AppState, _: NoParams) -> TransactionsAnswer:
     """Partitions in which a transaction is open, the oldest first."""
-    with house.log() as log:
-        every = [TopicPartition(one.topic, one.partition) for one in log.cluster().partitions if one.leader >= 0]
-        asked = [where for where in every if not where.topic.startswith("__")][:OFFSETS_MAX]
+    with state.log() as log:
+        every = [
+            TopicPartition(pipeline.topic, pipeline.partition)
+            for pipeline in log.cluster().partitions
+            if pipeline.leader >= 0
+        ]
+        tps = [tp for tp in every if not tp.topic.startswith("__")][:OFFSETS_MAX]
         # The stable ends first: an end only grows, so what is open between the two was open at the first question.
-        stable = log.stable_ends(asked)
-        ends = {where: end for where, (_, end) in log.offsets(asked).items()}
-        waiting = {where: stable[where] for where in asked if stable[where] < ends[where]}
-        # What was appended between the two questions is open to nobody: ask once more.
-        again = log.stable_ends(waiting)
-        opened = {where: at for where, at in waiting.items() if again[where] == at}
+        stable = log.stable_ends(tps, skip_deleted=True)
+        ends = {tp: end for tp, (_, end) in log.offsets(stable, skip_deleted=True).items()}
+        waiting = {tp: stable[tp] for tp in ends if stable[tp] < ends[tp]}
+        # Records appended between the two requests look like an open transaction: request again.
+        again = log.stable_ends(waiting, skip_deleted=True)
+        opened = {tp: offset for tp, offset in waiting.items() if again.get(tp) == offset}
         stamps = log.first_timestamps(dict(list(opened.items())[:SHOWN_MAX]))
-    holders = house.told(lambda brokers: brokers.holders(list(opened)[:SHOWN_MAX])) if opened else None
+    holders = state.ask_brokers(lambda brokers: brokers.holders(list(opened)[:SHOWN_MAX])) if opened else None
     readers = defaultdict(list)
-    for one in house.watch.pipelines():
-        for name in one.reads:
-            readers[name].append(one.name)
+    for pipeline in state.watch.pipelines():
+        for name in pipeline.reads:
+            readers[name].append(pipeline.name)
     now = time.time()
-    found = []
-    for where, at in opened.items():
-        stamp = stamps.get(where)
+    rows = []
+    for tp, offset in opened.items():
+        stamp = stamps.get(tp)
         since = stamp / 1000 if stamp is not None and stamp >= 0 else None
         # The oldest one is where readers stand; it may have ended between the two questions.
-        holder = next((one for one in (holders or {}).get(where, []) if one.first_offset == at), None)
-        found.append(
+        holder = next((pipeline for pipeline in (holders or {}).get(tp, []) if pipeline.first_offset == offset), None)
+        rows.append(
             OpenTransaction(
-                where.topic,
-                where.partition,
-                at,
-                ends[where] - at,
+                tp.topic,
+                tp.partition,
+                offset,
+                ends[tp] - offset,
                 since,
                 _hangs(since, holder, now),
                 holder,
-                tuple(readers[where.topic]),
+                tuple(readers[tp.topic]),
             )
         )
-    found.sort(key=lambda one: (one.since is None, one.since or 0))
-    return TransactionsAnswer(tuple(found), len(asked), len(every) - len(asked), HANGING_S)
+    rows.sort(key=lambda pipeline: (pipeline.since is None, pipeline.since or 0))
+    return TransactionsAnswer(tuple(rows), len(tps), len(every) - len(tps), HANGING_S)
 
 
 def _hangs(since: float | None, holder: Holder | None, now: float) -> bool:
-    """Whether nobody is going to end it."""
+    """Whether nothing will end it."""
     if holder is not None and holder.timeout_ms is not None:
         return False  # its coordinator does, at the latest after that time
     return since is not None and now - since > (HANGING_S if holder is None else ORPHAN_S)

@@ -1,7 +1,7 @@
 """The pages of evidence: proofs with their matrices, and audits that were kept.
 
 Owns: finding them under the folders that were given, and these answers. Must not know: how anything was judged.
-Neighbours: ``avow.prove.report`` (which reads a proof's history) and ``avow.audit.kept``.
+Neighbours: ``avow.prove.report`` (which reads a proof's history) and ``avow.audit.archive``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from avow.audit import kept
-from avow.dashboard.asking import Ask, Nothing, NotThere
+from avow.audit import archive
+from avow.dashboard.requests import NoParams, NotFound, Params
 from avow.guarantee import Guarantee
 from avow.prove import history, report
 from avow.prove.cells import ENGINES, FAULTS
-from avow.prove.report import Played
+from avow.prove.report import RecordedCell
 from avow.settings import PipelineConfig
 
 if TYPE_CHECKING:
-    from avow.dashboard.house import House
+    from avow.dashboard.state import AppState
 
 # Where a proof may be, below a given folder.
 PLACES = (history.FILE, f"*/{history.FILE}", f"proofs/*/{history.FILE}")
@@ -106,34 +106,34 @@ class Evidence:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
         self._lock = threading.Lock()
-        self._looked_at = -AGAIN_S
+        self._refreshed_at = -AGAIN_S
         self._files: dict[Path, tuple[tuple[float, int], Any]] = {}  # path -> (stamp, what was in it)
-        self._proofs: list[tuple[Path, dict[str, Any], list[Played]]] = []
-        self._audits: list[kept.Kept] = []
+        self._proofs: list[tuple[Path, dict[str, Any], list[RecordedCell]]] = []
+        self._audits: list[archive.StoredAudit] = []
 
-    def proofs(self) -> list[tuple[Path, dict[str, Any], list[Played]]]:
+    def proofs(self) -> list[tuple[Path, dict[str, Any], list[RecordedCell]]]:
         """Each folder with a history, its first line, and its cells. The newest first."""
-        self._look()
+        self._refresh()
         return self._proofs
 
-    def audits(self) -> list[kept.Kept]:
+    def audits(self) -> list[archive.StoredAudit]:
         """The newest first."""
-        self._look()
+        self._refresh()
         return self._audits
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         with self._lock:
-            if time.monotonic() - self._looked_at < AGAIN_S:
+            if time.monotonic() - self._refreshed_at < AGAIN_S:
                 return
-            histories = {path for folder in self.folders for place in PLACES for path in folder.glob(place)}
-            found = [(path.parent, *told) for path in histories if (told := self._read(path, _history))]
-            self._proofs = sorted(found, key=lambda one: -float(one[1].get("at", 0)))[:PROOFS_MAX]
-            old = {path for folder in self.folders for path in kept.files(folder)}
-            audits = [one for path in old if (one := self._read(path, kept.read)) is not None]
-            self._audits = sorted(audits, key=lambda one: -one.at)[:AUDITS_MAX]
+            histories = {path for folder in self.folders for pattern in PLACES for path in folder.glob(pattern)}
+            proofs = [(path.parent, *history) for path in histories if (history := self._read(path, _history))]
+            self._proofs = sorted(proofs, key=lambda entry: -float(entry[1].get("at", 0)))[:PROOFS_MAX]
+            old = {path for folder in self.folders for path in archive.files(folder)}
+            audits = [entry for path in old if (entry := self._read(path, archive.read)) is not None]
+            self._audits = sorted(audits, key=lambda entry: -entry.at)[:AUDITS_MAX]
             for gone in self._files.keys() - histories - old:
                 del self._files[gone]
-            self._looked_at = time.monotonic()
+            self._refreshed_at = time.monotonic()
 
     def _read(self, path: Path, read: Callable[[Path], Any]) -> Any:
         try:
@@ -147,18 +147,18 @@ class Evidence:
         return known[1]
 
     def last_audit(self, pipeline: str) -> AuditRow | None:
-        return next((audit_row(one) for one in self.audits() if one.report.get("pipeline") == pipeline), None)
+        return next((audit_row(audit) for audit in self.audits() if audit.report.get("pipeline") == pipeline), None)
 
     def last_proof(self, pipeline: PipelineConfig) -> ProofRow | None:
-        """The newest in which pipelines like this one were played: same guarantee, sink, mode and engine."""
+        """The newest proof of pipelines like this one: same guarantee, sink, mode and engine."""
         for path, header, cells in self.proofs():
-            mine = [cell for cell in cells if _like(cell, pipeline)]
-            if mine:
-                return proof_row(path, header, mine)
+            matching = [cell for cell in cells if _like(cell, pipeline)]
+            if matching:
+                return proof_row(path, header, matching)
         return None
 
 
-def _like(cell: Played, pipeline: PipelineConfig) -> bool:
+def _like(cell: RecordedCell, pipeline: PipelineConfig) -> bool:
     engine = ENGINES.get(cell.engine)
     return (cell.guarantee, cell.sink, cell.mode, engine.name if engine else cell.engine) == (
         pipeline.guarantee,
@@ -168,7 +168,7 @@ def _like(cell: Played, pipeline: PipelineConfig) -> bool:
     )
 
 
-def _history(path: Path) -> tuple[dict[str, Any], list[Played]] | None:
+def _history(path: Path) -> tuple[dict[str, Any], list[RecordedCell]] | None:
     try:
         header, cells = report.load(path.parent)
         proof_row(path.parent, header, cells)
@@ -188,7 +188,7 @@ def _worst(counts: Counter[str]) -> str:
     return "held" if counts["held"] or counts["caught"] else "unknown"
 
 
-def proof_row(path: Path, header: dict[str, Any], cells: list[Played]) -> ProofRow:
+def proof_row(path: Path, header: dict[str, Any], cells: list[RecordedCell]) -> ProofRow:
     counts = Counter(cell.verdict for cell in cells)
     return ProofRow(
         _id(str(path.absolute())),
@@ -201,53 +201,53 @@ def proof_row(path: Path, header: dict[str, Any], cells: list[Played]) -> ProofR
     )
 
 
-def audit_row(one: kept.Kept) -> AuditRow:
-    told = one.report
+def audit_row(stored: archive.StoredAudit) -> AuditRow:
+    report = stored.report
     return AuditRow(
-        _id(one.name),
-        one.at,
-        str(told.get("pipeline", "")),
-        str(told.get("guarantee", "")),
-        str(told.get("verdict", "unknown")),
-        str(told.get("sentence", "")),
-        float(told.get("seconds", 0)),
+        _id(stored.name),
+        stored.at,
+        str(report.get("pipeline", "")),
+        str(report.get("guarantee", "")),
+        str(report.get("verdict", "unknown")),
+        str(report.get("sentence", "")),
+        float(report.get("seconds", 0)),
     )
 
 
-def evidence(house: House, _: Nothing) -> EvidenceAnswer:
+def evidence(state: AppState, _: NoParams) -> EvidenceAnswer:
     """Proofs and audits, the newest first."""
-    found = house.evidence
+    stored = state.evidence
     return EvidenceAnswer(
-        tuple(str(folder) for folder in found.folders),
-        tuple(proof_row(*one) for one in found.proofs()),
-        tuple(audit_row(one) for one in found.audits()),
+        tuple(str(folder) for folder in stored.folders),
+        tuple(proof_row(*entry) for entry in stored.proofs()),
+        tuple(audit_row(entry) for entry in stored.audits()),
     )
 
 
-class ById(Ask):
+class IdParams(Params):
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
-def proof(house: House, ask: ById) -> ProofAnswer:
+def proof(state: AppState, params: IdParams) -> ProofAnswer:
     """One proof: its matrix, and what happened in each cell."""
-    for path, header, cells in house.evidence.proofs():
+    for path, header, cells in state.evidence.proofs():
         row = proof_row(path, header, cells)
-        if row.id != ask.id:
+        if row.id != params.id:
             continue
         words = [str(word) for word in Guarantee]
         columns = sorted(
             {(cell.sink, cell.mode, cell.engine, cell.guarantee) for cell in cells},
             key=lambda column: (*column[:3], words.index(column[3]) if column[3] in words else 0),
         )
-        there = {cell.fault for cell in cells}
-        faults = [(name, FAULTS[name].title) for name in FAULTS if name in there]
-        faults += [(name, "") for name in sorted(there - FAULTS.keys())]
-        versions = {str(name): str(found) for name, found in header.get("versions", {}).items()}
+        played = {cell.fault for cell in cells}
+        faults = [(name, FAULTS[name].title) for name in FAULTS if name in played]
+        faults += [(name, "") for name in sorted(played - FAULTS.keys())]
+        versions = {str(name): str(value) for name, value in header.get("versions", {}).items()}
         return ProofAnswer(row, versions, tuple(columns), tuple(faults), tuple(map(_cell, cells)))
-    raise NotThere("there is no such proof", advice="Its folder may be gone. The list has the others.")
+    raise NotFound("proof not found", advice="Its folder may have been removed. See the list of proofs.")
 
 
-def _cell(cell: Played) -> CellRow:
+def _cell(cell: RecordedCell) -> CellRow:
     return CellRow(
         cell.name,
         cell.guarantee,
@@ -258,7 +258,7 @@ def _cell(cell: Played) -> CellRow:
         cell.counts,
         str(cell.end.get("why", "")),
         float(cell.end.get("seconds", 0)),
-        tuple(str(one) for one in cell.end.get("fired", ()) if one),
+        tuple(str(text) for text in cell.end.get("fired", ()) if text),
         tuple(cell.notes),
         f"avow prove {cell.replay}" if cell.replay else "",
         tuple(cell.rows),
@@ -266,10 +266,10 @@ def _cell(cell: Played) -> CellRow:
     )
 
 
-def audit(house: House, ask: ById) -> AuditAnswer:
+def audit(state: AppState, params: IdParams) -> AuditAnswer:
     """One audit as it was kept."""
-    for one in house.evidence.audits():
-        row = audit_row(one)
-        if row.id == ask.id:
-            return AuditAnswer(row, one.report)
-    raise NotThere("there is no such audit", advice="Its file may be gone. The list has the others.")
+    for stored in state.evidence.audits():
+        row = audit_row(stored)
+        if row.id == params.id:
+            return AuditAnswer(row, stored.report)
+    raise NotFound("audit not found", advice="Its file may have been removed. See the list of audits.")

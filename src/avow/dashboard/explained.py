@@ -1,6 +1,6 @@
 """Guarantees, explained: a small log is delivered step by step, with a fault where the visitor places it.
 
-Nothing is told here that is not so: the steps are moves of ``avow.model``, which runs the real rules of ``ledger`` in
+The steps are moves of ``avow.model``, which runs the real rules of ``ledger`` in
 the real order of ``guarantee``. This module only chooses among the moves that the model offers: the healthy one at
 every step, and at one step the fault.
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from avow.dashboard.asking import Ask
+from avow.dashboard.requests import Params
 from avow.guarantee import Guarantee
-from avow.model import Rules, Scene, World, anomalies, moves
+from avow.model import ModelSetup, Rules, World, anomalies, moves
 
 if TYPE_CHECKING:
-    from avow.dashboard.house import House
+    from avow.dashboard.state import AppState
 
 LOG = "rrr.rr"  # six offsets; one is a transaction's marker, which nobody sees
 CUTS = frozenset({3, 6})  # two batches
@@ -29,10 +29,12 @@ STEPS_MAX = 60
 Fault = Literal["crash", "lost-answer", "zombie"]
 
 
-class ExplainedAsk(Ask):
+class ExplainedParams(Params):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
-    fault: Annotated[Fault, Field(description="what goes wrong")] = "crash"
-    after: Annotated[int, Field(ge=0, le=STEPS_MAX, description="after which step; 0: nothing goes wrong")] = 0
+    fault: Annotated[Fault, Field(description="the fault")] = "crash"
+    after: Annotated[
+        int, Field(ge=0, le=STEPS_MAX, description="the step after which the fault occurs; 0: no fault")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,49 +74,53 @@ def _acts(guarantee: Guarantee) -> tuple[str, ...]:
 WORDS = tuple((str(word), _acts(word), word.meaning) for word in Guarantee)
 
 
-def explained(_: House, ask: ExplainedAsk) -> ExplainedAnswer:
+def explained(_: AppState, params: ExplainedParams) -> ExplainedAnswer:
     """The three orders of acts, played by the real rules on a small log."""
-    return play(ask)
+    return play(params)
 
 
-def play(ask: ExplainedAsk) -> ExplainedAnswer:
-    frames = tuple(_frames(ask))
+def play(params: ExplainedParams) -> ExplainedAnswer:
+    frames = tuple(_frames(params))
     last = frames[-1]
-    lost = tuple(at for at, letter in enumerate(LOG) if letter == "r" and not last.written[at])
+    lost = tuple(at for at, dead_letter in enumerate(LOG) if dead_letter == "r" and not last.written[at])
     doubled = tuple(at for at, times in enumerate(last.written) if times > 1)
     return ExplainedAnswer(
-        guarantee=ask.guarantee,
-        meaning=ask.guarantee.meaning,
-        permits=tuple(sorted(ask.guarantee.permits)),
-        steps=_acts(ask.guarantee),
-        fault=ask.fault,
-        after=ask.after if any(frame.fault for frame in frames) else 0,
+        guarantee=params.guarantee,
+        meaning=params.guarantee.meaning,
+        permits=tuple(sorted(params.guarantee.permits)),
+        steps=_acts(params.guarantee),
+        fault=params.fault,
+        after=params.after if any(frame.fault for frame in frames) else 0,
         log=LOG,
         frames=frames,
         lost=lost,
         doubled=doubled,
-        outcome=_outcome(ask, frames, lost, doubled),
+        outcome=_outcome(params, frames, lost, doubled),
     )
 
 
-def _outcome(ask: ExplainedAsk, frames: tuple[Frame, ...], lost: tuple[int, ...], doubled: tuple[int, ...]) -> str:
+def _outcome(
+    params: ExplainedParams, frames: tuple[Frame, ...], lost: tuple[int, ...], doubled: tuple[int, ...]
+) -> str:
     if not any(frame.fault for frame in frames):
-        return "Nothing went wrong: every record is there once, whatever the order."
-    found = []
+        return "No fault: every record is in the sink once, whatever the order of the acts."
+    sentences = []
     if lost:
-        found.append(f"offset{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} lost")
+        sentences.append(f"offset{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} lost")
     if doubled:
-        found.append(f"offset{'s' * (len(doubled) > 1)} {', '.join(map(str, doubled))} there twice")
-    if found:
-        return f"{' and '.join(found).capitalize()}: {ask.guarantee} permits that, and nothing else."
-    if ask.guarantee.atomic:
-        return "Every record is there once. There is no moment at which a fault could change that: try them all."
-    return f"Every record is there once, this time. Place the fault elsewhere: {ask.guarantee} does not promise it."
+        sentences.append(f"offset{'s' * (len(doubled) > 1)} {', '.join(map(str, doubled))} duplicated")
+    if sentences:
+        return f"{' and '.join(sentences).capitalize()}: {params.guarantee} permits this anomaly, and no other."
+    if params.guarantee.atomic:
+        return "Every record is in the sink once. No fault at any step changes that."
+    return (
+        f"Every record is in the sink once with this fault. {params.guarantee} does not promise that: try other steps."
+    )
 
 
-def _frames(ask: ExplainedAsk) -> Iterator[Frame]:
-    scene = Scene("explained", ask.guarantee, Rules(ask.guarantee.steps), LOG, CUTS, drivers=2, alive=2)
-    world = scene.world()
+def _frames(params: ExplainedParams) -> Iterator[Frame]:
+    setup = ModelSetup("explained", params.guarantee, Rules(params.guarantee.steps), LOG, CUTS, drivers=2, alive=2)
+    world = setup.world()
     asleep = False
     failed = False
     for number in range(1, STEPS_MAX):
@@ -124,20 +130,20 @@ def _frames(ask: ExplainedAsk) -> Iterator[Frame]:
         if asleep and _who(step[0]) == 0:
             asleep = False  # it wakes, to a world that has moved on
         label, after = step
-        due = ask.after == number - 1 and number > 1 and not failed
+        due = params.after == number - 1 and number > 1 and not failed
         if due:
             failed = True
-            if ask.fault == "zombie" and world.attempts:
+            if params.fault == "zombie" and world.attempts:
                 asleep = True
-                yield _frame(number, "driver 1 is stopped in mid-work, and driver 2 takes over", world, fault=True)
+                yield _frame(number, "driver 1 is paused, and driver 2 takes over", world, fault=True)
                 continue
-            if ask.fault != "zombie" and (harm := _harm(world, ask.fault)):
+            if params.fault != "zombie" and (harm := _harm(world, params.fault)):
                 label, world = harm
                 yield _frame(number, label, world, fault=True)
                 continue
         world = after
         # One fault is enough to see what it does: after it, there is no other to be placed.
-        yield _frame(number, label, world, fault=False, can_fail=not failed and _can_fail(world, ask.fault))
+        yield _frame(number, label, world, fault=False, can_fail=not failed and _can_fail(world, params.fault))
 
 
 def _healthy(world: World, *, asleep: bool) -> tuple[str, World] | None:
@@ -168,8 +174,8 @@ def _harm(world: World, fault: Fault) -> tuple[str, World] | None:
     if fault == "lost-answer":
         return next((step for step in moves(world) if "the answer is lost" in step[0]), None)
     crashed: tuple[str, World] | None = None
-    while step := next((one for one in moves(world) if one[0].endswith("crashes")), None):
-        crashed = ("the process is killed, with all it was about to do", step[1])
+    while step := next((move for move in moves(world) if move[0].endswith("crashes")), None):
+        crashed = ("the process is killed with kill -9", step[1])
         world = step[1]
     return crashed
 

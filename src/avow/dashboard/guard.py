@@ -1,4 +1,4 @@
-"""Who may ask: the Host header, the token, changes from our own pages only, and what a browser may do with an answer.
+"""Access control: the Host header, the token, same-origin changes only, and the Content-Security-Policy.
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ A page on the loopback address is reachable by every site that the person's brow
 * the Host header must be an address or a name that was given: a foreign name that resolves to us (DNS rebinding) is
   refused;
 * a change is a POST from our own origin, with a secret that only our own pages hold;
-* with a token (every other address needs one), nothing is told without it, neither a page nor a file;
+* with a token (every other address needs one), nothing is served without it, neither a page nor a file;
 * the Content-Security-Policy lets nothing run but our own files: what stands in a record can never run.
 
 ``--read-only`` refuses every POST here, whatever the pages show.
@@ -55,8 +55,8 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """Who may ask."""
+class AccessRules:
+    """Who has access."""
 
     hosts: frozenset[str] = frozenset()  # names by which the server is called, beside addresses and localhost
     token: str | None = field(default=None, repr=False)
@@ -77,7 +77,7 @@ class Rules:
 
     @property
     def session(self) -> str:
-        """What the cookie of somebody who has shown the token holds. It is worth nothing after a restart."""
+        """The value of the session cookie. It is invalid after a restart."""
         return hmac.new(self.secret.encode(), b"session", hashlib.sha256).hexdigest()
 
     @property
@@ -85,22 +85,22 @@ class Rules:
         """What every form of ours carries."""
         return hmac.new(self.secret.encode(), b"form", hashlib.sha256).hexdigest()
 
-    def token_is(self, given: str) -> bool:
-        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+    def token_is(self, token: str) -> bool:
+        return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
-    def form_is(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.form.encode())
+    def form_is(self, secret: str) -> bool:
+        return hmac.compare_digest(secret.encode(), self.form.encode())
 
     def admits(self, headers: Headers, cookie: str) -> bool:
         """Whether the token was shown, now or at the login."""
         if self.token is None:
             return True
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.token_is(given.strip()):
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.token_is(token.strip()):
             return True
-        # Leniently: there may be cookies of others that Python's own parser takes offence at, and then finds no more.
-        shown = cookie_parser(headers.get("cookie", "")).get(cookie, "")
-        return hmac.compare_digest(shown.encode(), self.session.encode())
+        # Not by http.cookies: it stops at the first cookie that it cannot parse, which may be another application's.
+        session = cookie_parser(headers.get("cookie", "")).get(cookie, "")
+        return hmac.compare_digest(session.encode(), self.session.encode())
 
 
 def cookie_of(scope: Scope) -> str:
@@ -108,7 +108,7 @@ def cookie_of(scope: Scope) -> str:
     return f"avow-dashboard-{scope['server'][1]}"
 
 
-def _elsewhere(host: str) -> bool:
+def _is_remote_address(host: str) -> bool:
     """An address of another machine. There a browser keeps no opener policy without TLS, and complains of one."""
     try:
         return not ipaddress.ip_address(urlsplit(f"//{host}").hostname or "").is_loopback
@@ -119,7 +119,7 @@ def _elsewhere(host: str) -> bool:
 class Guard:
     """Stands before the whole application."""
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
         self._app, self._rules = app, rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +128,7 @@ class Guard:
             return
         refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope), cookie_of(scope))
 
-        plain = scope["scheme"] == "http" and _elsewhere(Headers(scope=scope).get("host", ""))
+        plain = scope["scheme"] == "http" and _is_remote_address(Headers(scope=scope).get("host", ""))
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -145,24 +145,28 @@ class Guard:
     def _refusal(self, method: str, path: str, headers: Headers, cookie: str) -> Response | None:
         rules = self._rules
         if not rules.host_allowed(headers.get("host", "")):
-            return PlainTextResponse("This host name is not known here: see avow dashboard --allow-host.\n", 421)
-        if not rules.admits(headers, cookie) and not any(path == one or path.startswith(one + "/") for one in _OPEN):
+            return PlainTextResponse("This host name is not allowed: see avow dashboard --allow-host.\n", 421)
+        if not rules.admits(headers, cookie) and not any(
+            path == prefix or path.startswith(prefix + "/") for prefix in _OPEN
+        ):
             if path.startswith("/api") or path == "/metrics":
-                refused = {"problem": "the token is missing", "advice": "Authorization: Bearer TOKEN"}
+                refused = {"problem": "the token is missing or wrong", "advice": "Send Authorization: Bearer TOKEN."}
                 return JSONResponse(refused, 401, {"WWW-Authenticate": "Bearer"})
             return RedirectResponse(f"{LOGIN}?next={quote(path)}", 303)
         if method in ("GET", "HEAD"):
             return None
         if method != "POST":
-            return PlainTextResponse("Only GET, HEAD and POST are known here.\n", 405)
+            return PlainTextResponse("Only GET, HEAD and POST are supported.\n", 405)
         if rules.read_only and path != LOGIN:
             return PlainTextResponse("This dashboard is read-only: nothing was changed.\n", 403)
-        if not self._from_here(headers):
-            return PlainTextResponse("A change must come from a page of this dashboard.\n", 403)
+        if not self._is_same_origin(headers):
+            return PlainTextResponse(
+                "Cross-origin request refused: a change must come from a page of this dashboard.\n", 403
+            )
         return None
 
-    def _from_here(self, headers: Headers) -> bool:
-        """Browsers tell where a request comes from; a program that does not is held by the form's secret.
+    def _is_same_origin(self, headers: Headers) -> bool:
+        """Browsers send the origin of a request; a program that does not needs the form's secret.
 
         A proxy may call us by another name than the visitor calls it by: that one is known too, if it was given.
         """
@@ -172,10 +176,10 @@ class Guard:
         if origin is None:
             return True
         try:
-            found = urlsplit(origin)
+            parsed = urlsplit(origin)
         except ValueError:
             return False
-        return found.netloc == headers.get("host") or found.hostname in self._rules.hosts
+        return parsed.netloc == headers.get("host") or parsed.hostname in self._rules.hosts
 
 
 _OPEN = tuple(path.rstrip("/") for path in OPEN)

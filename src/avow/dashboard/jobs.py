@@ -1,7 +1,7 @@
-"""Long work that a person has started: audits and redrives, as child processes, with what they say of themselves.
+"""Audits and redrives started from the pages: worker processes, their progress and their results.
 
-Owns: the processes and the memory of the last few. Each is ended with the dashboard. Must not know: what is done; its
-neighbour is ``child``, which does it.
+Owns: the processes and the list of the last few. They are terminated with the dashboard. Must not know: what is done;
+its neighbour is ``worker``, which does it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Job:
     process: subprocess.Popen[str] = field(repr=False)
     began: float = field(default_factory=time.time)
     ended: float | None = None
-    told: list[tuple[float, str]] = field(default_factory=list)  # (seconds from the beginning, what)
-    done: str = ""  # what it came to
+    progress: list[tuple[float, str]] = field(default_factory=list)  # (seconds from the beginning, what)
+    done: str = ""  # the result
     verdict: str = ""
     advice: str = ""
     kept: str = ""  # the file of an audit's report
@@ -75,21 +75,21 @@ class Jobs:
         with self._lock:
             running = [job for job in self._jobs.values() if job.running]
             if any((job.pipeline, job.kind) == (pipeline, kind) for job in running):
-                raise ConfigError(f"{kind} of {pipeline} is under way already", advice="Wait for its end.")
+                raise ConfigError(f"{kind} of {pipeline} is already running", advice="Wait until it has ended.")
             if len(running) >= AT_ONCE or self._closed:
-                raise ConfigError(f"{len(running)} jobs are under way already", advice="Wait for one to end.")
+                raise ConfigError(f"{len(running)} jobs are already running", advice="Wait until one has ended.")
             process = subprocess.Popen(
-                [sys.executable, "-m", "avow.dashboard.child", kind, str(file.absolute()), rest],
+                [sys.executable, "-m", "avow.dashboard.worker", kind, str(file.absolute()), rest],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # its clients' chatter may hold what is not to be shown
+                stderr=subprocess.DEVNULL,  # log output of client libraries may contain secrets
                 text=True,
                 env=self._env,
                 start_new_session=True,
             )
             job = Job(next(self._numbers), kind, pipeline, process)
             self._jobs[job.number] = job
-            for old in [one for one in self._jobs.values() if not one.running][:-KEPT]:
+            for old in [job for job in self._jobs.values() if not job.running][:-KEPT]:
                 del self._jobs[old.number]
         threading.Thread(target=self._follow, args=(job,), name=f"avow-job-{job.number}", daemon=True).start()
         return job
@@ -99,19 +99,19 @@ class Jobs:
         with job.process.stdout as lines:
             for line in lines:
                 try:
-                    said = json.loads(line)
+                    message = json.loads(line)
                 except ValueError:
-                    continue  # something else that was printed
-                if not isinstance(said, dict):
+                    continue  # not a line of the worker's own
+                if not isinstance(message, dict):
                     continue
-                if "told" in said and len(job.told) < LINES_MAX:
-                    job.told.append((time.time() - job.began, str(said["told"])))
+                if "progress" in message and len(job.progress) < LINES_MAX:
+                    job.progress.append((time.time() - job.began, str(message["progress"])))
                 for name in ("done", "verdict", "advice", "kept", "problem"):
-                    if name in said:
-                        setattr(job, name, str(said[name]))
+                    if name in message:
+                        setattr(job, name, str(message[name]))
         code = job.process.wait()
         if not job.done and not job.problem:
-            job.problem = f"it ended with code {code} and said nothing"
+            job.problem = f"the process ended with exit code {code} without a message"
         job.ended = time.time()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The pages about records: looking through a topic, searching it, following it, and one record as a whole.
+"""The pages about records: browsing, searching and tailing a topic, and one record in full.
 
 A place in a topic is a cursor, written ``0:120,1:88``: partition and offset. Every page has links to the next one in
-its direction, so the back button works and a look can be sent to somebody.
+its direction, so the back button works and a page can be shared by its address.
 
 Owns: these answers. Must not know: how they are shown. Its neighbour is ``avow.kafka.browse``, which reads.
 """
@@ -15,40 +15,39 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from avow.dashboard.asking import OFFSET_MAX, PARTITION_MAX, Ask, NotThere, one_place
-from avow.dashboard.house import House
-from avow.dashboard.show import HEADERS_MAX, Shown, shown, shown_headers
+from avow.dashboard.formatting import HEADERS_MAX, FormattedValue, copy_fields, format_headers, format_value
+from avow.dashboard.requests import OFFSET_MAX, PARTITION_MAX, NotFound, Params, check_position, empty_as_none
+from avow.dashboard.state import AppState
 from avow.errors import ConfigError
-from avow.kafka.browse import Browser, Look, Meant, Seen
+from avow.kafka.browse import BrowsedRecord, Browser, Look, Meant
 
 TOGETHER_MAX = 64  # partitions that are looked at side by side
 EXPORT_MAX = 5_000  # records
-TAIL_BACK = 200  # offsets of a partition, for whoever comes back to a tail
+TAIL_BACK = 200  # offsets of a partition, when a tail is resumed
 TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
 
 
-class MessagesAsk(Ask):
+class MessagesParams(Params):
     topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX, description="one; none: all of them")] = None
-    at: Annotated[Literal["newest", "oldest", "offset", "time"], Field(description="where to begin")] = "newest"
-    offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX, description="with at=offset: begin here")] = None
-    time: Annotated[datetime | None, Field(description="with at=time: begin here, UTC unless it has a zone")] = None
-    q: Annotated[str, Field(max_length=200, description="text in key, value or headers; case does not matter")] = ""
+    partition: Annotated[
+        int | None, Field(ge=0, le=PARTITION_MAX, description="one partition; if absent, all of them")
+    ] = None
+    at: Annotated[Literal["newest", "oldest", "offset", "time"], Field(description="where to start")] = "newest"
+    offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX, description="with at=offset: start here")] = None
+    time: Annotated[datetime | None, Field(description="with at=time: start here, UTC unless it has a zone")] = None
+    q: Annotated[str, Field(max_length=200, description="text to find in key, value or headers; case-insensitive")] = ""
     onwards: Annotated[str, Field(max_length=4_000, description="a cursor: records from here on")] = ""
     before: Annotated[str, Field(max_length=4_000, description="a cursor: records before it")] = ""
     limit: Annotated[int, Field(ge=1, le=500)] = 50
 
-    @field_validator("partition", "offset", "time", mode="before")
-    @classmethod
-    def _empty(cls, value: object, _: ValidationInfo) -> object:
-        return None if value == "" else value  # as a form sends a field that was left empty
+    _empty = field_validator("partition", "offset", "time", mode="before")(empty_as_none)
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _check_position(self) -> Self:
         if not (self.onwards or self.before):  # a cursor is a place of its own
-            one_place("at", self.at, offset=self.offset, time=self.time)
+            check_position("at", self.at, offset=self.offset, time=self.time)
         return self
 
     @field_validator("onwards", "before")
@@ -60,13 +59,13 @@ class MessagesAsk(Ask):
 
 def parse_cursor(text: str) -> dict[int, int]:
     """``0:120,1:88`` as partition -> offset."""
-    found: dict[int, int] = {}
+    cursor: dict[int, int] = {}
     for part in filter(None, text.split(",")):
         partition, _, offset = part.partition(":")
         if not (partition.isdecimal() and offset.isdecimal() and len(offset) < 20 and len(partition) < 10):
-            raise ValueError("not a cursor: partition:offset, several with commas")
-        found[int(partition)] = int(offset)
-    return found
+            raise ValueError("not a cursor: partition:offset, several separated by commas")
+        cursor[int(partition)] = int(offset)
+    return cursor
 
 
 def write_cursor(cursor: dict[int, int]) -> str:
@@ -80,8 +79,8 @@ class MessageRow:
     offset: int
     timestamp_ms: int  # -1: it has none
     state: str  # committed, aborted or open
-    key: Shown | None
-    value: Shown | None
+    key: FormattedValue | None
+    value: FormattedValue | None
     headers: int
 
 
@@ -91,7 +90,7 @@ class MessagesAnswer:
     partitions: int
     messages: tuple[MessageRow, ...]
     newest_first: bool
-    looked_at: int
+    scanned: int
     older: str  # a cursor for ``before``; empty: there is nothing older
     newer: str  # a cursor for ``onwards``
     onwards: str  # the cursor where a look in the same direction goes on; empty: it has seen all
@@ -103,31 +102,31 @@ class TooMany(ConfigError):
     """More partitions than can be looked at side by side."""
 
     def __init__(self, topic: str, partitions: int) -> None:
-        why = f"{topic} has {partitions:,} partitions, and no more than {TOGETHER_MAX} are looked at side by side"
+        why = f"{topic} has {partitions:,} partitions; at most {TOGETHER_MAX} can be read at once"
         super().__init__(why, advice="Choose a partition.")
         self.partitions = partitions
 
 
-def messages(house: House, ask: MessagesAsk) -> MessagesAnswer:
-    """Records of a topic, some at a time, searched if ``q`` is given."""
-    with house.browser() as browser:
+def messages(state: AppState, params: MessagesParams) -> MessagesAnswer:
+    """Records of a topic, some at a time, filtered by ``q`` if given."""
+    with state.browser() as browser:
         try:
-            firsts, ends = _bounds(browser, ask)
+            firsts, ends = _bounds(browser, params)
         except TooMany as many:
-            return MessagesAnswer(ask.topic, many.partitions, (), True, 0, "", "", "", "", choose=True)
-        backwards = bool(ask.before) or (not ask.onwards and ask.at == "newest")
-        begin = _begin(browser, ask, firsts, ends)
-        look = _look(browser, ask, begin, backwards=backwards)
+            return MessagesAnswer(params.topic, many.partitions, (), True, 0, "", "", "", "", choose=True)
+        backwards = bool(params.before) or (not params.onwards and params.at == "newest")
+        begin = _begin(browser, params, firsts, ends)
+        look = _read_records(browser, params, begin, backwards=backwards)
     low = look.cursor if backwards else begin
     high = begin if backwards else look.cursor
     older = write_cursor(low) if any(low[p] > firsts[p] for p in low) else ""
     newer = write_cursor(high) if any(high[p] < ends[p] for p in high) else ""
     return MessagesAnswer(
-        topic=ask.topic,
+        topic=params.topic,
         partitions=len(firsts),
         messages=tuple(map(row, look.seen)),
         newest_first=backwards,
-        looked_at=look.looked_at,
+        scanned=look.looked_at,
         older=older,
         newer=newer,
         onwards="" if look.done else write_cursor(look.cursor),
@@ -135,26 +134,26 @@ def messages(house: House, ask: MessagesAsk) -> MessagesAnswer:
     )
 
 
-def _bounds(browser: Browser, ask: MessagesAsk) -> tuple[dict[int, int], dict[int, int]]:
-    firsts, ends = browser.bounds(ask.topic, None if ask.partition is None else [ask.partition])
+def _bounds(browser: Browser, params: MessagesParams) -> tuple[dict[int, int], dict[int, int]]:
+    firsts, ends = browser.bounds(params.topic, None if params.partition is None else [params.partition])
     if not firsts:
-        raise NotThere(f"{ask.topic} has no partition {ask.partition}")
+        raise NotFound(f"{params.topic} has no partition {params.partition}")
     if len(firsts) > TOGETHER_MAX:
-        raise TooMany(ask.topic, len(firsts))
+        raise TooMany(params.topic, len(firsts))
     return firsts, ends
 
 
-def _begin(browser: Browser, ask: MessagesAsk, firsts: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
-    given = parse_cursor(ask.before or ask.onwards)
-    if given:
-        return {p: min(max(given.get(p, ends[p] if ask.before else firsts[p]), firsts[p]), ends[p]) for p in firsts}
-    match ask.at:
+def _begin(browser: Browser, params: MessagesParams, firsts: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
+    cursor = parse_cursor(params.before or params.onwards)
+    if cursor:
+        return {p: min(max(cursor.get(p, ends[p] if params.before else firsts[p]), firsts[p]), ends[p]) for p in firsts}
+    match params.at:
         case "newest":
             return ends
         case "offset":
-            return {p: min(max(ask.offset or 0, firsts[p]), ends[p]) for p in firsts}
-        case "time" if ask.time is not None:
-            return browser.at_time(ask.topic, in_utc(ask.time), list(firsts))
+            return {p: min(max(params.offset or 0, firsts[p]), ends[p]) for p in firsts}
+        case "time" if params.time is not None:
+            return browser.at_time(params.topic, in_utc(params.time), list(firsts))
         case _:
             return firsts
 
@@ -164,38 +163,30 @@ def in_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _look(browser: Browser, ask: MessagesAsk, begin: dict[int, int], *, backwards: bool) -> Look:
-    meant = holds(ask.q) if ask.q else None
+def _read_records(browser: Browser, params: MessagesParams, begin: dict[int, int], *, backwards: bool) -> Look:
+    matches = containing(params.q) if params.q else None
     if backwards:
-        return browser.backwards(ask.topic, begin, ask.limit, meant)
-    return browser.forwards(ask.topic, begin, ask.limit, meant)
+        return browser.backwards(params.topic, begin, params.limit, matches)
+    return browser.forwards(params.topic, begin, params.limit, matches)
 
 
-def holds(text: str) -> Meant:
+def containing(text: str) -> Meant:
     """Whether a record has this text in its key, its value, or a header's name or value."""
     wanted = text.lower().encode()
 
-    def meant(one: Seen) -> bool:
-        parts = [one.key, one.value, *(part for name, value in one.headers for part in (name.encode(), value))]
+    def matches(record: BrowsedRecord) -> bool:
+        parts = [record.key, record.value, *(part for name, value in record.headers for part in (name.encode(), value))]
         return any(part is not None and wanted in part.lower() for part in parts)
 
-    return meant
+    return matches
 
 
-def row(one: Seen) -> MessageRow:
-    return MessageRow(
-        one.topic,
-        one.partition,
-        one.offset,
-        one.timestamp_ms,
-        one.state,
-        shown(one.key),
-        shown(one.value),
-        len(one.headers),
-    )
+def row(record: BrowsedRecord) -> MessageRow:
+    key, value = format_value(record.key), format_value(record.value)
+    return copy_fields(MessageRow, record, key=key, value=value, headers=len(record.headers))
 
 
-class MessageAsk(Ask):
+class MessageParams(Params):
     topic: Annotated[str, Field(pattern=TOPIC)]
     partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)]
     offset: Annotated[int, Field(ge=0, le=OFFSET_MAX)]
@@ -208,63 +199,61 @@ class MessageAnswer:
     offset: int
     timestamp_ms: int
     state: str
-    key: Shown | None
-    value: Shown | None
-    headers: tuple[tuple[str, Shown | None], ...]
+    key: FormattedValue | None
+    value: FormattedValue | None
+    headers: tuple[tuple[str, FormattedValue | None], ...]
     more_headers: int  # that are not shown
 
 
-def message(house: House, ask: MessageAsk) -> MessageAnswer:
+def message(state: AppState, params: MessageParams) -> MessageAnswer:
     """One record as a whole: as text, or JSON laid out and raw, and in hex, with its headers."""
-    one = _one(house, ask)
-    return MessageAnswer(
-        one.topic,
-        one.partition,
-        one.offset,
-        one.timestamp_ms,
-        one.state,
-        shown(one.key, whole=True),
-        shown(one.value, whole=True),
-        shown_headers(one.headers),
-        max(0, len(one.headers) - HEADERS_MAX),
+    record = _read_record(state, params)
+    return copy_fields(
+        MessageAnswer,
+        record,
+        key=format_value(record.key, whole=True),
+        value=format_value(record.value, whole=True),
+        headers=format_headers(record.headers),
+        more_headers=max(0, len(record.headers) - HEADERS_MAX),
     )
 
 
-def _one(house: House, ask: MessageAsk) -> Seen:
-    with house.browser() as browser:
-        firsts, ends = browser.bounds(ask.topic, [ask.partition])
-        inside = ask.partition in firsts and firsts[ask.partition] <= ask.offset < ends[ask.partition]
-        found = browser.one(ask.topic, ask.partition, ask.offset) if inside else None
-    if found is None:
-        raise NotThere(
-            f"there is no record at offset {ask.offset} of {ask.topic}/{ask.partition}",
-            advice="It may be a transaction's marker, compacted away, deleted by retention, or not written yet.",
+def _read_record(state: AppState, params: MessageParams) -> BrowsedRecord:
+    with state.browser() as browser:
+        firsts, ends = browser.bounds(params.topic, [params.partition])
+        inside = params.partition in firsts and firsts[params.partition] <= params.offset < ends[params.partition]
+        record = browser.one(params.topic, params.partition, params.offset) if inside else None
+    if record is None:
+        raise NotFound(
+            f"no record is at offset {params.offset} of {params.topic}/{params.partition}",
+            advice="The offset may belong to a transaction marker or a compacted record, be deleted by retention, or "
+            "not be written yet.",
         )
-    return found
+    return record
 
 
-def value_bytes(house: House, ask: MessageAsk) -> bytes:
+def value_bytes(state: AppState, params: MessageParams) -> bytes:
     """A record's value, to be saved as a file."""
-    return _one(house, ask).value or b""
+    return _read_record(state, params).value or b""
 
 
-def export(house: House, ask: MessagesAsk) -> Iterator[bytes]:
+def export(state: AppState, params: MessagesParams) -> Iterator[bytes]:
     """The records of a look as JSON lines. What is not text is base64, under another name."""
-    whole = ask.model_copy(update={"limit": EXPORT_MAX})
-    with house.browser() as browser:
+    whole = params.model_copy(update={"limit": EXPORT_MAX})
+    with state.browser() as browser:
         firsts, ends = _bounds(browser, whole)
         backwards = bool(whole.before) or (not whole.onwards and whole.at == "newest")
-        look = _look(browser, whole, _begin(browser, whole, firsts, ends), backwards=backwards)
-    for one in look.seen:
+        look = _read_records(browser, whole, _begin(browser, whole, firsts, ends), backwards=backwards)
+    for record in look.seen:
         line: dict[str, Any] = {
-            "topic": one.topic,
-            "partition": one.partition,
-            "offset": one.offset,
-            "timestamp_ms": one.timestamp_ms,
-            "state": str(one.state),
-            **_named("key", one.key),
-            **_named("value", one.value),
-            "headers": [{"name": name, **_named("value", value)} for name, value in one.headers],
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp_ms": record.timestamp_ms,
+            "state": str(record.state),
+            **_named("key", record.key),
+            **_named("value", record.value),
+            "headers": [{"name": name, **_named("value", value)} for name, value in record.headers],
         }
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
@@ -278,16 +267,13 @@ def _named(name: str, value: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
-class TailAsk(Ask):
+class TailParams(Params):
     topic: Annotated[str, Field(pattern=TOPIC)]
     partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
     q: Annotated[str, Field(max_length=200)] = ""
-    onwards: Annotated[str, Field(max_length=4_000, description="a cursor: what came since is told first")] = ""
+    onwards: Annotated[str, Field(max_length=4_000, description="a cursor: start with the records after it")] = ""
 
-    @field_validator("partition", mode="before")
-    @classmethod
-    def _empty(cls, value: object) -> object:
-        return None if value == "" else value
+    _empty = field_validator("partition", mode="before")(empty_as_none)
 
     @field_validator("onwards")
     @classmethod
@@ -303,19 +289,19 @@ class TailAnswer:
     q: str
 
 
-def tail_page(_: House, ask: TailAsk) -> TailAnswer:
+def tail_page(_: AppState, params: TailParams) -> TailAnswer:
     """Where the live part of a topic is: the stream itself is ``/live/topics/TOPIC/tail``."""
-    return TailAnswer(ask.topic, ask.partition, ask.q)
+    return TailAnswer(params.topic, params.partition, params.q)
 
 
-def tail(house: House, ask: TailAsk, stopped: Callable[[], bool]) -> Iterator[tuple[list[MessageRow], str]]:
+def tail(state: AppState, params: TailParams, stopped: Callable[[], bool]) -> Iterator[tuple[list[MessageRow], str]]:
     """Committed records as they come, from now on or from a cursor, and the cursor behind them; none every so often."""
-    meant = holds(ask.q) if ask.q else None
-    given = parse_cursor(ask.onwards)
-    with house.browser() as browser:
-        firsts, ends = _bounds(browser, MessagesAsk(topic=ask.topic, partition=ask.partition))
-        # Whoever comes back after long is not told all of it: a page keeps the last few anyway.
-        here = {p: min(max(given.get(p, end), firsts[p], end - TAIL_BACK), end) for p, end in ends.items()}
-        for some in browser.follow(ask.topic, here, stopped):
-            here |= {one.partition: one.offset + 1 for one in some}
-            yield [row(one) for one in some if meant is None or meant(one)], write_cursor(here)
+    matches = containing(params.q) if params.q else None
+    cursor = parse_cursor(params.onwards)
+    with state.browser() as browser:
+        firsts, ends = _bounds(browser, MessagesParams(topic=params.topic, partition=params.partition))
+        # A browser that was away for long gets the newest only: the page shows the last few anyway.
+        position = {p: min(max(cursor.get(p, end), firsts[p], end - TAIL_BACK), end) for p, end in ends.items()}
+        for records in browser.follow(params.topic, position, stopped):
+            position |= {record.partition: record.offset + 1 for record in records}
+            yield [row(record) for record in records if matches is None or matches(record)], write_cursor(position)

@@ -8,103 +8,101 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from avow.dashboard.evidence import PROOF_VERDICTS, AuditRow, ProofRow
-from avow.dashboard.house import House
 from avow.dashboard.pipelines import PipelineRow, row
+from avow.dashboard.state import AppState
 
-Value = tuple[dict[str, str], float]
+Value = tuple[dict[str, str], float | None]  # labels, and the value; None: not known
+
+# One value for each pipeline: name, type, help, value.
+OF_PIPELINES: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]], ...] = (
+    (
+        "avow_pipeline_up",
+        "gauge",
+        "1 if the last sample could read ledger and topics",
+        lambda r: r.seen_at is not None and not r.problem,
+    ),
+    ("avow_pipeline_seen_timestamp_seconds", "gauge", "time of the last successful sample", lambda r: r.seen_at),
+    (
+        "avow_audit_timestamp_seconds",
+        "gauge",
+        "time of the last stored audit",
+        lambda r: r.audit.at if r.audit else None,
+    ),
+    (
+        "avow_proof_timestamp_seconds",
+        "gauge",
+        "time of the last proof of pipelines with this guarantee, sink, mode and engine",
+        lambda r: r.proof.at if r.proof else None,
+    ),
+)
+OF_REACHABLE: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]], ...] = (
+    ("avow_pipeline_run", "gauge", "number of the newest run", lambda r: r.run),
+    ("avow_pipeline_processes", "gauge", "members of the consumer engine's group, if known", lambda r: r.processes),
+    ("avow_records_read_total", "counter", "records claimed", lambda r: r.read),
+    ("avow_records_written_total", "counter", "records written", lambda r: r.written),
+    ("avow_records_skipped_total", "counter", "records skipped as declared", lambda r: r.skipped),
+    ("avow_dead_letters", "gauge", "dead letters not redriven", lambda r: r.dead),  # a redrive lowers it
+    ("avow_lag_records", "gauge", "committed records not claimed yet (upper bound)", lambda r: r.lag),
+    (
+        "avow_lag_seconds",
+        "gauge",
+        "age of the oldest committed record not claimed yet, if known",
+        lambda r: lag_seconds(r),
+    ),
+    ("avow_records_per_second", "gauge", "records claimed per second", lambda r: r.rate),
+)
 
 
-def text(house: House) -> str:
-    watched = house.watch.pipelines()
-    rows = [row(house, one) for one in watched]
-    good = [one for one in rows if one.seen_at is not None and not one.problem]
-    lines = [
-        *_metric("avow_pipeline_up", "gauge", "1 if ledger and log could be read", _by(rows, _up)),
-        *_metric("avow_pipeline_seen_timestamp_seconds", "gauge", "when it was last seen", _by(rows, _seen)),
-        *_metric("avow_pipeline_run", "gauge", "number of the newest run", _by(good, lambda one: one.run)),
-        *_metric(
-            "avow_pipeline_processes",
-            "gauge",
-            "processes of the consumer engine that run, if it is known",
-            _by(good, lambda one: one.processes),
-        ),
-        *_metric("avow_records_read_total", "counter", "records claimed", _by(good, lambda one: one.read)),
-        *_metric("avow_records_written_total", "counter", "records written", _by(good, lambda one: one.written)),
-        *_metric(
-            "avow_records_skipped_total", "counter", "left out by declaration", _by(good, lambda one: one.skipped)
-        ),
-        # A redrive takes letters away, so it is no counter.
-        *_metric("avow_dead_letters", "gauge", "dead letters that stand", _by(good, lambda one: one.dead)),
-        *_metric("avow_lag_records", "gauge", "committed records that wait, at most", _by(good, lambda one: one.lag)),
-        *_metric("avow_lag_seconds", "gauge", "age of the oldest that waits, if it is known", _by(good, _lag_seconds)),
-        *_metric("avow_records_per_second", "gauge", "records claimed a second", _by(good, lambda one: one.rate)),
-        *_metric(
-            "avow_audit_verdict",
-            "gauge",
-            "1 for the verdict of the last audit kept",
-            _verdicts(((one.name, one.audit) for one in rows), ("held", "broken", "unknown")),
-        ),
-        *_metric("avow_audit_timestamp_seconds", "gauge", "when that was", _by(rows, _audited)),
-        *_metric(
-            "avow_proof_verdict",
-            "gauge",
-            "1 for the worst verdict of the last proof of pipelines like this one",
-            _verdicts(((one.name, one.proof) for one in rows), PROOF_VERDICTS),
-        ),
-        *_metric("avow_proof_timestamp_seconds", "gauge", "when that was", _by(rows, _proven)),
+def text(state: AppState) -> str:
+    watched = state.watch.pipelines()
+    rows = [row(state, pipeline) for pipeline in watched]
+    reachable = [r for r in rows if r.seen_at is not None and not r.problem]
+    lines: list[str] = []
+    for metrics, pipelines in ((OF_PIPELINES, rows), (OF_REACHABLE, reachable)):
+        for name, kind, description, value in metrics:
+            labels = ({"pipeline": r.name, "guarantee": r.guarantee, "sink": r.sink} for r in pipelines)
+            lines += _metric(name, kind, description, zip(labels, map(value, pipelines), strict=True))
+    audits = _verdicts(((r.name, r.audit) for r in rows), ("held", "broken", "unknown"))
+    proofs = _verdicts(((r.name, r.proof) for r in rows), PROOF_VERDICTS)
+    lines += _metric("avow_audit_verdict", "gauge", "1 for the verdict of the last stored audit", audits)
+    lines += _metric(
+        "avow_proof_verdict",
+        "gauge",
+        "1 for the worst verdict of the last proof of pipelines with this guarantee, sink, mode and engine",
+        proofs,
+    )
+    partitions = [
+        ({"pipeline": pipeline.name, "topic": p.topic, "partition": str(p.partition)}, p)
+        for pipeline in watched
+        if pipeline.sample and not (pipeline.problem or pipeline.failure)
+        for p in pipeline.sample.partitions
     ]
-    positions: list[Value] = []
-    ends: list[Value] = []
-    for one in watched:
-        for where in one.sample.partitions if one.sample and not (one.problem or one.trouble) else ():
-            labels = {"pipeline": one.name, "topic": where.topic, "partition": str(where.partition)}
-            if where.position is not None:
-                positions.append((labels, where.position))
-            ends.append((labels, where.stable_end))
-    lines += _metric("avow_position", "gauge", "the next offset that is not claimed", positions)
-    lines += _metric("avow_stable_end", "gauge", "where committed records end", ends)
+    lines += _metric(
+        "avow_position", "gauge", "next offset to claim", ((labels, p.position) for labels, p in partitions)
+    )
+    lines += _metric(
+        "avow_stable_end", "gauge", "last stable offset", ((labels, p.stable_end) for labels, p in partitions)
+    )
     return "\n".join(lines) + "\n"
 
 
-def _by(rows: Iterable[PipelineRow], value: Callable[[PipelineRow], float | None]) -> Iterator[Value]:
-    for one in rows:
-        found = value(one)
-        if found is not None:
-            yield {"pipeline": one.name, "guarantee": one.guarantee, "sink": one.sink}, float(found)
+def lag_seconds(row: PipelineRow) -> float | None:
+    return row.lag_seconds if row.lag else 0
 
 
-def _up(one: PipelineRow) -> int:
-    return int(one.seen_at is not None and not one.problem)
-
-
-def _lag_seconds(one: PipelineRow) -> float | None:
-    return one.lag_seconds if one.lag else 0
-
-
-def _seen(one: PipelineRow) -> float | None:
-    return one.seen_at
-
-
-def _audited(one: PipelineRow) -> float | None:
-    return one.audit.at if one.audit else None
-
-
-def _proven(one: PipelineRow) -> float | None:
-    return one.proof.at if one.proof else None
-
-
-def _verdicts(found: Iterable[tuple[str, AuditRow | ProofRow | None]], words: Iterable[str]) -> Iterator[Value]:
-    for name, judged in found:
+def _verdicts(rows: Iterable[tuple[str, AuditRow | ProofRow | None]], words: Iterable[str]) -> Iterator[Value]:
+    for name, judged in rows:
         if judged is not None:
-            yield from (({"pipeline": name, "verdict": word}, float(word == judged.verdict)) for word in words)
+            yield from (({"pipeline": name, "verdict": word}, word == judged.verdict) for word in words)
 
 
-def _metric(name: str, kind: str, about: str, values: Iterable[Value]) -> Iterator[str]:
-    yield f"# HELP {name} {about}"
+def _metric(name: str, kind: str, description: str, values: Iterable[Value]) -> Iterator[str]:
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} {kind}"
     for labels, value in values:
-        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        yield f"{name}{{{inside}}} {value:.15g}"
+        if value is not None:
+            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            yield f"{name}{{{inside}}} {float(value):.15g}"
 
 
 def _escaped(text: str) -> str:

@@ -29,7 +29,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "avow dashboard",
             "version": version("avow"),
-            "description": "What the pages show, as JSON. Reading only: changes are made on the pages.",
+            "description": "The data of every page, as JSON. Read-only: changes are made on the pages.",
         },
         "paths": paths,
         "components": {
@@ -54,27 +54,27 @@ def _operation(page: Page, schemas: dict[str, Any]) -> dict[str, Any]:
         "parameters": _parameters(page, schemas),
         "responses": {
             "200": {"description": "the answer", "content": {"application/json": {"schema": answer}}},
-            "400": {"description": "the question is not a good one", **problem},
+            "400": {"description": "invalid request", **problem},
             "401": {"description": "the token is missing", **problem},
-            "404": {"description": "there is no such thing", **problem},
-            "409": {"description": "what is asked for cannot be", **problem},
-            "502": {"description": "Kafka or the sink did not answer as it should", **problem},
-            "504": {"description": "it took too long", **problem},
+            "404": {"description": "not found", **problem},
+            "409": {"description": "the request conflicts with the current state", **problem},
+            "502": {"description": "Kafka or the sink failed", **problem},
+            "504": {"description": "timed out", **problem},
         },
     }
 
 
 def _parameters(page: Page, schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    asked = page.ask.model_json_schema(ref_template=REF)
-    schemas |= asked.pop("$defs", {})
+    schema_of_all = page.params.model_json_schema(ref_template=REF)
+    schemas |= schema_of_all.pop("$defs", {})
     in_path = set(re.findall(r"{(\w+)", page.path))
     return [
         {
             "name": name,
             "in": "path" if name in in_path else "query",
-            "required": name in in_path or name in asked.get("required", ()),
+            "required": name in in_path or name in schema_of_all.get("required", ()),
             "description": schema.pop("description", ""),
             "schema": {key: value for key, value in schema.items() if key != "title"},
         }
-        for name, schema in asked.get("properties", {}).items()
+        for name, schema in schema_of_all.get("properties", {}).items()
     ]

@@ -15,23 +15,23 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from avow.dashboard import cluster, evidence, explained, messages, pipelines
-from avow.dashboard.asking import Ask
-from avow.dashboard.house import House
+from avow.dashboard.requests import Params
+from avow.dashboard.state import AppState
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     path: str
-    answer: Callable[[House, Any], Any]
+    answer: Callable[[AppState, Any], Any]
     title: str  # with {names} of the path
     nav: str  # which entry of the menu it belongs to
     template: str
     whole: bool = True  # False: a part of another page, loaded by it
 
     @property
-    def ask(self) -> type[Ask]:
-        found: type[Ask] = list(_hints(self.answer).values())[-2]
-        return found
+    def params(self) -> type[Params]:
+        model: type[Params] = list(_hints(self.answer).values())[-2]
+        return model
 
     @property
     def adapter(self) -> TypeAdapter[Any]:
@@ -40,8 +40,8 @@ class Page:
 
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    # Where a module must not import the house at run time, its name is given here.
-    return get_type_hints(function, localns={"House": House})
+    # Modules that must not import the app state at run time get its name here.
+    return get_type_hints(function, localns={"AppState": AppState})
 
 
 PAGES = (
@@ -49,15 +49,21 @@ PAGES = (
     Page("/pipelines/{name}", pipelines.pipeline, "{name}", "pipelines", "pipeline.html"),
     Page("/pipelines/{name}/claims", pipelines.claims, "Claims of {name}", "pipelines", "claims.html", whole=False),
     Page("/pipelines/{name}/charts", pipelines.charts, "Charts of {name}", "pipelines", "", whole=False),
-    Page("/pipelines/{name}/letters", pipelines.letters, "Dead letters of {name}", "pipelines", "letters.html"),
     Page(
-        "/pipelines/{name}/letters/{topic}/{partition}/{offset}",
-        pipelines.letter,
+        "/pipelines/{name}/dead-letters",
+        pipelines.dead_letters,
+        "Dead letters of {name}",
+        "pipelines",
+        "dead_letters.html",
+    ),
+    Page(
+        "/pipelines/{name}/dead-letters/{topic}/{partition}/{offset}",
+        pipelines.dead_letter,
         "Dead letter {topic}/{partition} {offset}",
         "pipelines",
-        "letter.html",
+        "dead_letter.html",
     ),
-    Page("/pipelines/{name}/receipt", pipelines.receipt, "Where is it?", "pipelines", "receipt.html", whole=False),
+    Page("/pipelines/{name}/receipt", pipelines.receipt, "Find a record", "pipelines", "receipt.html", whole=False),
     Page("/jobs/{number}", pipelines.job, "Job {number}", "pipelines", "job.html"),
     Page("/cluster", cluster.cluster, "Cluster", "cluster", "cluster.html"),
     Page("/topics", cluster.topics, "Topics", "topics", "topics.html"),

@@ -1,7 +1,7 @@
-"""The pages about pipelines: how they are, where they stand, their claims, their dead letters, and where a record is.
+"""The pages about pipelines: state, positions, claims, dead letters, and the state of a record.
 
 Owns: these answers. Must not know: how they are shown. Neighbours: ``watch`` (what was seen last), ``avow.sinks``
-(claims and dead letters), ``avow.plan`` (what is promised).
+(claims), ``avow.pipeline`` (dead letters), ``avow.plan`` (what is promised).
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator
 
 from avow import sinks
 from avow.clients.outcome import Receipt
 from avow.clients.receipts import Receipts
-from avow.dashboard.asking import OFFSET_MAX, PARTITION_MAX, Ask, Nothing, NotThere
 from avow.dashboard.evidence import AuditRow, ProofRow
-from avow.dashboard.house import House
+from avow.dashboard.formatting import HEADERS_MAX, FormattedValue, copy_fields, format_headers, format_value, visible
 from avow.dashboard.jobs import Job
-from avow.dashboard.show import HEADERS_MAX, Shown, shown, shown_headers, visible
-from avow.dashboard.watch import Watched, Where
+from avow.dashboard.requests import OFFSET_MAX, PARTITION_MAX, NoParams, NotFound, Params, empty_as_none
+from avow.dashboard.state import AppState
+from avow.dashboard.watch import PartitionSample, WatchedPipeline
 from avow.errors import AvowError, ConfigError
+from avow.pipeline import DeadLetterQueue, SelectionOptions
 from avow.plan import Hop, plan
 from avow.settings import PipelineConfig
-from avow.sinks.base import Claim, Glimpse, Selection
+from avow.sinks.base import Claim, DeadLetterPreview
 
 NAME = r"^[A-Za-z0-9._-]{1,200}$"
 TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
@@ -36,40 +37,42 @@ MOVING_S = 15.0  # positions that moved so lately are moving
 STALLED_S = 60.0  # records that wait so long while positions stand: what runs is stuck, or nothing runs
 CLAIMS_EACH = 120  # of a partition, for charts
 CLAIMS_SHOWN = 60
-LETTERS_SHOWN = 100
+DEAD_LETTERS_SHOWN = 100
 SPARK_POINTS = 40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRow:
     name: str
     file: str
     state: str  # refused, unreachable, stopped, never-ran, moving, drained, behind or stalled; starting at first
-    processes: int | None  # of the consumer engine that run; None: not known
     problem: str
     advice: str
-    guarantee: str
-    engine: str
-    topics: str
-    sink: str
-    target: str
-    mode: str
-    seen_at: float | None  # seconds since 1970: as of then is what follows; None: nothing was seen yet
-    failed_at: float | None  # a look since then that saw nothing, because of the problem
-    rate: float | None  # records a second
-    lag: int | None
-    lag_seconds: float | None  # of the oldest that waits; None: nothing does, or it is not known
-    lag_note: str  # why it is not known
-    trend: str  # of the lag: rising, falling or steady
-    lags: tuple[int, ...]  # the last few
-    read: int | None
-    written: int | None
-    dead: int | None
-    skipped: int | None
-    run: int | None
-    last_batch_at: float | None
-    audit: AuditRow | None
-    proof: ProofRow | None
+    audit: AuditRow | None  # the last that was stored
+    proof: ProofRow | None = None
+    # Empty where the file is refused
+    guarantee: str = ""
+    engine: str = ""
+    topics: str = ""
+    sink: str = ""
+    target: str = ""
+    mode: str = ""
+    # The last sample; None before the first
+    seen_at: float | None = None  # seconds since 1970
+    failed_at: float | None = None  # a later attempt to sample, which failed because of the problem
+    processes: int | None = None  # of the consumer engine that run; None: not known
+    rate: float | None = None  # records a second
+    lag: int | None = None
+    lag_seconds: float | None = None  # of the oldest that waits; None: nothing does, or it is not known
+    lag_note: str = ""  # why it is not known
+    trend: str = ""  # of the lag: rising, falling or steady
+    lags: tuple[int, ...] = ()  # the last few
+    read: int | None = None
+    written: int | None = None
+    dead: int | None = None
+    skipped: int | None = None
+    run: int | None = None
+    last_batch_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,67 +80,71 @@ class PipelinesAnswer:
     pipelines: tuple[PipelineRow, ...]
 
 
-def pipelines(house: House, _: Nothing) -> PipelinesAnswer:
-    """All pipelines, as they were seen last."""
-    return PipelinesAnswer(tuple(row(house, one) for one in house.watch.pipelines()))
+def pipelines(state: AppState, _: NoParams) -> PipelinesAnswer:
+    """All pipelines, as last sampled."""
+    return PipelinesAnswer(tuple(row(state, watched) for watched in state.watch.pipelines()))
 
 
-def row(house: House, one: Watched) -> PipelineRow:
-    pipeline, sample, trouble = one.pipeline, one.sample, one.trouble
-    counts = sample.counts if sample else None
-    claimed_at = sample.last_claim.at.timestamp() if sample and sample.last_claim else one.moved_at
-    points = list(one.points)[-SPARK_POINTS:]
+def row(state: AppState, watched: WatchedPipeline) -> PipelineRow:
+    declared: dict[str, Any] = {}
+    sampled: dict[str, Any] = {}
+    failure = watched.failure
+    if (pipeline := watched.pipeline) is not None:
+        declared = {
+            "guarantee": str(pipeline.guarantee),
+            "engine": pipeline.engine,
+            "topics": _topics(pipeline),
+            "sink": sinks.plugin_of(pipeline).title,
+            "target": pipeline.sink.target,
+            "mode": pipeline.sink.mode,
+            "proof": state.evidence.last_proof(pipeline),
+        }
+    if (sample := watched.sample) is not None:
+        sampled = {
+            **asdict(sample.counts),
+            **{name: getattr(sample, name) for name in ("lag", "lag_seconds", "lag_note", "run")},
+            "seen_at": sample.at,
+            "last_batch_at": sample.last_claim.at.timestamp() if sample.last_claim else watched.moved_at,
+            "lags": tuple(point.lag for point in list(watched.points)[-SPARK_POINTS:]),
+        }
+        if failure is None:
+            sampled |= {"processes": sample.processes, "rate": watched.rate, "trend": watched.trend}
     return PipelineRow(
-        name=one.name,
-        file=str(one.file),
-        state=_state(one),
-        processes=sample.processes if sample and not trouble else None,
-        problem=one.problem or (trouble.problem if trouble else ""),
-        advice=trouble.advice if trouble and not one.problem else "",
-        guarantee=str(pipeline.guarantee) if pipeline else "",
-        engine=pipeline.engine if pipeline else "",
-        topics=_topics(pipeline) if pipeline else "",
-        sink=sinks.plugin_of(pipeline).title if pipeline else "",
-        target=pipeline.sink.target if pipeline else "",
-        mode=pipeline.sink.mode if pipeline else "",
-        seen_at=sample.at if sample else None,
-        failed_at=trouble.at if trouble else None,
-        rate=None if trouble else one.rate,
-        lag=sample.lag if sample else None,
-        lag_seconds=sample.lag_seconds if sample else None,
-        lag_note=sample.lag_note if sample else "",
-        trend="" if trouble else one.trend,
-        lags=tuple(point.lag for point in points),
-        read=counts.read if counts else None,
-        written=counts.written if counts else None,
-        dead=counts.dead if counts else None,
-        skipped=counts.skipped if counts else None,
-        run=sample.run if sample else None,
-        last_batch_at=claimed_at,
-        audit=house.evidence.last_audit(one.name),
-        proof=house.evidence.last_proof(pipeline) if pipeline else None,
+        name=watched.name,
+        file=str(watched.file),
+        state=_state(watched),
+        problem=watched.problem or (failure.problem if failure else ""),
+        advice=failure.advice if failure and not watched.problem else "",
+        failed_at=failure.at if failure else None,
+        audit=state.evidence.last_audit(watched.name),
+        **declared,
+        **sampled,
     )
 
 
-def _state(one: Watched) -> str:
-    sample = one.sample
-    if one.pipeline is None:
+def _state(watched: WatchedPipeline) -> str:
+    sample = watched.sample
+    if watched.pipeline is None:
         return "refused"
-    if one.trouble:
+    if watched.failure:
         return "unreachable"
     if sample is None:
         return "starting"
-    if all(where.position is None for where in sample.partitions):
+    if all(partition.position is None for partition in sample.partitions):
         return "never-ran"
     # A process of the consumer engine is a member of a group, so its absence is known; a driver of Spark is not.
-    if one.pipeline.engine == "consumer" and sample.processes == 0:
+    if watched.pipeline.engine == "consumer" and sample.processes == 0:
         return "stopped"
     # Whatever waits at this moment: a pipeline that keeps up is at its end every now and then.
-    if one.moved_at is not None and time.time() - one.moved_at < MOVING_S:
+    if watched.moved_at is not None and time.time() - watched.moved_at < MOVING_S:
         return "moving"
     if not sample.lag:
         return "drained"
-    return "stalled" if one.still_since is not None and time.time() - one.still_since >= STALLED_S else "behind"
+    return (
+        "stalled"
+        if watched.waiting_since is not None and time.time() - watched.waiting_since >= STALLED_S
+        else "behind"
+    )
 
 
 def _topics(pipeline: PipelineConfig) -> str:
@@ -150,7 +157,7 @@ def _topics(pipeline: PipelineConfig) -> str:
 # One pipeline
 
 
-class ByName(Ask):
+class NameParams(Params):
     name: Annotated[str, Field(pattern=NAME)]
 
 
@@ -162,7 +169,7 @@ class JobRow:
     running: bool
     began: float
     ended: float | None
-    told: tuple[tuple[float, str], ...]
+    progress: tuple[tuple[float, str], ...]
     done: str
     verdict: str
     advice: str
@@ -170,58 +177,46 @@ class JobRow:
 
 
 def job_row(job: Job) -> JobRow:
-    return JobRow(
-        job.number,
-        job.kind,
-        job.pipeline,
-        job.running,
-        job.began,
-        job.ended,
-        tuple(job.told),
-        job.done,
-        job.verdict,
-        job.advice,
-        job.problem,
-    )
+    return copy_fields(JobRow, job, progress=tuple(job.progress))
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineAnswer:
     pipeline: PipelineRow
-    partitions: tuple[Where, ...]
+    partitions: tuple[PartitionSample, ...]
     hops: tuple[Hop, ...]
     warnings: tuple[str, ...]
     jobs: tuple[JobRow, ...]
 
 
-def _find(house: House, name: str) -> Watched:
-    one = house.watch.find(name)
-    if one is None:
-        raise NotThere(
-            f"no pipeline is called {name}",
-            advice="The dashboard knows the pipelines whose files or folders it was started with.",
+def _find(state: AppState, name: str) -> WatchedPipeline:
+    watched = state.watch.find(name)
+    if watched is None:
+        raise NotFound(
+            f"pipeline {name} does not exist",
+            advice="The dashboard shows the pipeline files and folders that were given at its start.",
         )
-    return one
+    return watched
 
 
-def loaded(house: House, name: str) -> tuple[Watched, PipelineConfig]:
+def loaded(state: AppState, name: str) -> tuple[WatchedPipeline, PipelineConfig]:
     """A pipeline whose file is good."""
-    one = _find(house, name)
-    if one.pipeline is None:
-        raise ConfigError(one.problem, advice="Correct the file; it is read again every few seconds.")
-    return one, one.pipeline
+    watched = _find(state, name)
+    if watched.pipeline is None:
+        raise ConfigError(watched.problem, advice="Correct the file; the dashboard reloads it every few seconds.")
+    return watched, watched.pipeline
 
 
-def pipeline(house: House, ask: ByName) -> PipelineAnswer:
+def pipeline(state: AppState, params: NameParams) -> PipelineAnswer:
     """One pipeline: what it promises, where it stands in each partition, and what was done to it from here."""
-    one = _find(house, ask.name)
-    explained = plan(one.pipeline) if one.pipeline else None
+    watched = _find(state, params.name)
+    explained = plan(watched.pipeline) if watched.pipeline else None
     return PipelineAnswer(
-        row(house, one),
-        one.sample.partitions if one.sample else (),
+        row(state, watched),
+        watched.sample.partitions if watched.sample else (),
         explained.hops if explained else (),
         explained.warnings if explained else (),
-        tuple(job_row(job) for job in house.jobs.of(one.name)[:5]),
+        tuple(job_row(job) for job in state.jobs.of(watched.name)[:5]),
     )
 
 
@@ -250,34 +245,21 @@ class ClaimsAnswer:
     claims: tuple[ClaimRow, ...]  # the newest first
 
 
-def claims(house: House, ask: ByName) -> ClaimsAnswer:
+def claims(state: AppState, params: NameParams) -> ClaimsAnswer:
     """The newest lines of the claim log."""
-    _, pipeline = loaded(house, ask.name)
+    _, pipeline = loaded(state, params.name)
     with sinks.driver_sink(pipeline) as ledger:
-        found = ledger.claims(CLAIMS_SHOWN)
-    return ClaimsAnswer(ask.name, found is not None, tuple(map(_claim, (found or [])[:CLAIMS_SHOWN])))
+        newest = ledger.claims(CLAIMS_SHOWN)
+    return ClaimsAnswer(params.name, newest is not None, tuple(map(_claim_row, (newest or [])[:CLAIMS_SHOWN])))
 
 
-def _claim(one: Claim) -> ClaimRow:
-    counts = one.counts
-    return ClaimRow(
-        one.at.timestamp(),
-        one.topic,
-        one.partition,
-        one.start,
-        one.until,
-        one.run,
-        one.batch,
-        counts.read,
-        counts.written,
-        counts.dead,
-        counts.skipped,
-    )
+def _claim_row(claim: Claim) -> ClaimRow:
+    return copy_fields(ClaimRow, claim, at=claim.at.timestamp(), **asdict(claim.counts))
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Columns of one chart, as uPlot takes them: the first is the time, in seconds since 1970."""
+    """The points of one chart; ``at`` is in seconds since 1970."""
 
     at: tuple[float, ...]
     values: tuple[float | None, ...]
@@ -295,10 +277,10 @@ class ChartsAnswer:
     problem: str  # why the claim log could not be read; empty if it was
 
 
-def charts(house: House, ask: ByName) -> ChartsAnswer:
+def charts(state: AppState, params: NameParams) -> ChartsAnswer:
     """What the charts of a pipeline's page show: the last hour as it was seen, and the batches of the claim log."""
-    one, pipeline = loaded(house, ask.name)
-    points = list(one.points)
+    watched, pipeline = loaded(state, params.name)
+    points = list(watched.points)
     rates = [
         (now.at, max(0.0, (now.read - then.read) / (now.at - then.at)))
         for then, now in pairwise(points)
@@ -309,9 +291,9 @@ def charts(house: House, ask: ByName) -> ChartsAnswer:
         with sinks.driver_sink(pipeline) as ledger:
             batches = _batches(ledger.claims(CLAIMS_EACH) or [])
     except AvowError as error:
-        problem = str(error)  # what was seen before is of use without it
+        problem = str(error)  # the samples are shown without it
     return ChartsAnswer(
-        ask.name,
+        params.name,
         _series(rates),
         _series([(point.at, float(point.lag)) for point in points]),
         _series([(point.at, point.lag_seconds) for point in points]),
@@ -329,11 +311,11 @@ def _series(points: Sequence[tuple[float, float | None]]) -> Series:
     )
 
 
-def _batches(found: list[Claim]) -> list[tuple[float, int, float | None]]:
+def _batches(claims: list[Claim]) -> list[tuple[float, int, float | None]]:
     """(when, records, seconds since the batch before it in the same run), the oldest first."""
     ends: dict[tuple[int, int], float] = {}
     records: Counter[tuple[int, int]] = Counter()
-    for claim in found:
+    for claim in claims:
         key = (claim.run, claim.batch)
         ends[key] = max(ends.get(key, 0.0), claim.at.timestamp())
         records[key] += claim.counts.read
@@ -349,7 +331,7 @@ def _batches(found: list[Claim]) -> list[tuple[float, int, float | None]]:
 # Dead letters
 
 
-class LettersAsk(Ask):
+class DeadLettersParams(Params):
     name: Annotated[str, Field(pattern=NAME)]
     reason: Annotated[str, Field(pattern=REASON)] = ""
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{0,249}$")] = ""
@@ -357,78 +339,68 @@ class LettersAsk(Ask):
     from_offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
     until_offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
 
-    @field_validator("partition", "from_offset", "until_offset", mode="before")
-    @classmethod
-    def _empty(cls, value: object) -> object:
-        return None if value == "" else value
+    _empty = field_validator("partition", "from_offset", "until_offset", mode="before")(empty_as_none)
 
-    def selection(self) -> Selection:
-        return Selection(self.reason or None, self.topic or None, self.partition, self.from_offset, self.until_offset)
+    def selection(self) -> SelectionOptions:
+        return cast(SelectionOptions, self.model_dump(exclude={"name"}, exclude_defaults=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class ReasonRow:
     reason: str
     count: int
     last_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class LetterRow:
+class DeadLetterRow:
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
     reason: str
     detail: str
-    value: Shown | None
+    value: FormattedValue | None
 
 
 @dataclass(frozen=True, slots=True)
-class LettersAnswer:
+class DeadLettersAnswer:
     name: str
-    reasons: tuple[Reason, ...]  # of all that are there
-    meant: int  # how many the question means
-    letters: tuple[LetterRow, ...]
-    asked: LettersAsk
+    reasons: tuple[ReasonRow, ...]  # of all that are there
+    selected: int  # how many match the parameters
+    dead_letters: tuple[DeadLetterRow, ...]
+    params: DeadLettersParams
 
 
-def letters(house: House, ask: LettersAsk) -> LettersAnswer:
-    """Dead letters by reason, and the first hundred of those that are meant."""
-    _, pipeline = loaded(house, ask.name)
-    with sinks.dead_letters(pipeline) as graveyard:
-        reasons = graveyard.by_reason(Selection())
-        selection = ask.selection()
-        meant = graveyard.by_reason(selection) if selection != Selection() else reasons
-        found = graveyard.glimpses(selection, LETTERS_SHOWN) if meant else []
-    return LettersAnswer(
-        ask.name,
-        tuple(Reason(visible(reason), count, last.timestamp()) for reason, count, last in reasons),
-        sum(count for _, count, _ in meant),
-        tuple(map(_letter, found)),
-        ask,
+def dead_letters(state: AppState, params: DeadLettersParams) -> DeadLettersAnswer:
+    """Dead letters by reason, and the first hundred that match."""
+    queue = DeadLetterQueue(loaded(state, params.name)[1])
+    selection = params.selection()
+    reasons = queue.counts()
+    selected = queue.counts(**selection) if selection else reasons
+    return DeadLettersAnswer(
+        params.name,
+        tuple(ReasonRow(visible(count.reason), count.count, count.last.timestamp()) for count in reasons),
+        sum(count.count for count in selected),
+        tuple(map(_dead_letter_row, queue.preview(limit=DEAD_LETTERS_SHOWN, **selection) if selected else ())),
+        params,
     )
 
 
-def _letter(one: Glimpse) -> LetterRow:
-    value = shown(one.head, size=one.size)
-    return LetterRow(one.topic, one.partition, one.offset, one.timestamp_ms, one.reason, visible(one.detail), value)
+def _dead_letter_row(preview: DeadLetterPreview) -> DeadLetterRow:
+    value = format_value(preview.head, size=preview.size)
+    return copy_fields(DeadLetterRow, preview, detail=visible(preview.detail), value=value)
 
 
-class OffsetAsk(Ask):
+class OffsetParams(Params):
     name: Annotated[str, Field(pattern=NAME)]
     topic: Annotated[str, Field(pattern=TOPIC)]
     partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)]
     offset: Annotated[int, Field(ge=0, le=OFFSET_MAX)]
 
-    def selection(self) -> Selection:
-        return Selection(
-            topic=self.topic, partition=self.partition, from_offset=self.offset, until_offset=self.offset + 1
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class LetterAnswer:
+class DeadLetterAnswer:
     name: str
     topic: str
     partition: int
@@ -436,35 +408,29 @@ class LetterAnswer:
     timestamp_ms: int
     reason: str
     detail: str
-    key: Shown | None
-    value: Shown | None
-    headers: tuple[tuple[str, Shown | None], ...]
+    key: FormattedValue | None
+    value: FormattedValue | None
+    headers: tuple[tuple[str, FormattedValue | None], ...]
     more_headers: int  # that are not shown
 
 
-def letter(house: House, ask: OffsetAsk) -> LetterAnswer:
-    """All of one dead letter: reason, headers, key and value as text and in hex."""
-    _, pipeline = loaded(house, ask.name)
-    with sinks.dead_letters(pipeline) as graveyard:
-        found = graveyard.select(ask.selection(), 1)
-    if not found:
-        raise NotThere(
-            f"no dead letter of {ask.name} is at offset {ask.offset} of {ask.topic}/{ask.partition}",
+def dead_letter(state: AppState, params: OffsetParams) -> DeadLetterAnswer:
+    """One dead letter: reason, headers, key and value as text and in hex."""
+    dead_letter = DeadLetterQueue(loaded(state, params.name)[1]).get(params.topic, params.partition, params.offset)
+    if dead_letter is None:
+        raise NotFound(
+            f"pipeline {params.name} has no dead letter at offset {params.offset} of {params.topic}/{params.partition}",
             advice="It may have been redriven meanwhile.",
         )
-    one = found[0]
-    return LetterAnswer(
-        ask.name,
-        one.topic,
-        one.partition,
-        one.offset,
-        one.timestamp_ms,
-        one.reason,
-        visible(one.detail),
-        shown(one.key, whole=True),
-        shown(one.value, whole=True),
-        shown_headers(one.headers),
-        max(0, len(one.headers) - HEADERS_MAX),
+    return copy_fields(
+        DeadLetterAnswer,
+        dead_letter,
+        name=params.name,
+        detail=visible(dead_letter.detail),
+        key=format_value(dead_letter.key, whole=True),
+        value=format_value(dead_letter.value, whole=True),
+        headers=format_headers(dead_letter.headers),
+        more_headers=max(0, len(dead_letter.headers) - HEADERS_MAX),
     )
 
 
@@ -485,29 +451,35 @@ class ReceiptAnswer:
 TONES: dict[str, Literal["good", "warn", "bad"]] = {"written": "good", "dead-lettered": "bad"}
 
 
-def receipt(house: House, ask: OffsetAsk) -> ReceiptAnswer:
-    """What became of a record. Asked of the ledger itself, now."""
-    _, pipeline = loaded(house, ask.name)
+def receipt(state: AppState, params: OffsetParams) -> ReceiptAnswer:
+    """What became of a record, from the ledger's current state."""
+    _, pipeline = loaded(state, params.name)
     with Receipts(pipeline) as receipts:
-        answer = receipts.look(Receipt(ask.topic, ask.partition, ask.offset))
+        answer = receipts.look(Receipt(params.topic, params.partition, params.offset))
     dead = f"{answer.reason}: {answer.error}" if answer.reason else ""
-    said = visible("; ".join(filter(None, (dead, answer.detail))))
-    sentence = f"{answer.state.capitalize()}: {said}" if said else answer.state.capitalize()
+    detail = visible("; ".join(filter(None, (dead, answer.detail))))
+    sentence = f"{answer.state.capitalize()}: {detail}" if detail else answer.state.capitalize()
     return ReceiptAnswer(
-        ask.name, ask.topic, ask.partition, ask.offset, answer.state, TONES.get(answer.state, "warn"), sentence
+        params.name,
+        params.topic,
+        params.partition,
+        params.offset,
+        answer.state,
+        TONES.get(answer.state, "warn"),
+        sentence,
     )
 
 
 # Jobs
 
 
-class JobAsk(Ask):
+class JobParams(Params):
     number: Annotated[int, Field(ge=1)]
 
 
-def job(house: House, ask: JobAsk) -> JobRow:
+def job(state: AppState, params: JobParams) -> JobRow:
     """An audit or a redrive that was started from here, with what it says of itself."""
-    found = house.jobs.find(ask.number)
-    if found is None:
-        raise NotThere(f"there is no job {ask.number}", advice="Only the last few are remembered.")
-    return job_row(found)
+    job_ = state.jobs.find(params.number)
+    if job_ is None:
+        raise NotFound(f"job {params.number} does not exist", advice="Only the last 30 jobs are kept.")
+    return job_row(job_)

@@ -1,10 +1,10 @@
-"""Pipelines as seen from outside: their files, their ledgers, and how far they are behind; looked at every few seconds.
+"""Samples of every pipeline, taken every few seconds by a background thread: positions, counts and lag.
 
-A pipeline is known by its file. A thread looks at each in turn and keeps what it saw, for an hour: pages, metrics and
-charts are made of that, so that a database or a broker that does not answer makes nobody wait. A look that failed takes
-nothing away: what was seen last stays, with its time, and beside it stands what went wrong.
+A pipeline is known by its file. Samples of the last hour are kept; pages, metrics and charts are made of them, so that
+no request waits for a database or a broker that does not answer. If a sample fails, the last good one stays, with its
+time and the failure beside it.
 
-Owns: looking, and the memory of it. Must not know: pages. Neighbours: ``avow.sinks`` (``look``), ``avow.kafka.log``.
+Owns: sampling and the samples. Must not know: pages. Neighbours: ``avow.sinks`` (the ledger), ``avow.kafka.log``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """One partition of a pipeline's source."""
+class PartitionSample:
+    """One partition of a pipeline's source, in a sample."""
 
     topic: str
     partition: int
@@ -54,11 +54,10 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen of a pipeline at one moment."""
+    """The state of a pipeline at one moment."""
 
     at: float  # seconds since 1970
-    took_s: float
-    partitions: tuple[Where, ...] = ()
+    partitions: tuple[PartitionSample, ...] = ()
     lag_seconds: float | None = None  # the age of the oldest record that waits; None: none does, or it is not known
     lag_note: str = ""  # why the age is not known, if something waits
     processes: int | None = None  # that are members of the pipeline's group; None: not known
@@ -67,16 +66,16 @@ class Sample:
 
     @property
     def lag(self) -> int:
-        return sum(one.lag for one in self.partitions)
+        return sum(partition.lag for partition in self.partitions)
 
     @property
     def counts(self) -> Counts:
-        return sum((Counts(one.read, one.written, one.dead, one.skipped) for one in self.partitions), NOTHING)
+        return sum((Counts(p.read, p.written, p.dead, p.skipped) for p in self.partitions), NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why a look saw nothing."""
+class Failure:
+    """Why a sample could not be taken."""
 
     at: float  # seconds since 1970
     problem: str
@@ -96,31 +95,31 @@ class Point:
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedPipeline:
     """One pipeline file. ``pipeline`` is None if the file is refused."""
 
     file: Path
     name: str
     pipeline: PipelineConfig | None = None
     problem: str = ""
-    looked_at: PipelineConfig | None = None  # what the sample and the points are of
+    sampled: PipelineConfig | None = None  # what the sample and the points are of
     sample: Sample | None = None  # what was seen last
-    trouble: Trouble | None = None  # of the last look, if it saw nothing
+    failure: Failure | None = None  # of the last look, if it saw nothing
     points: deque[Point] = field(default_factory=lambda: deque(maxlen=KEPT))
     moved_at: float | None = None  # when positions were seen to move
-    still_since: float | None = None  # since when records wait and positions stand; None: they do not
+    waiting_since: float | None = None  # since when records wait and positions stand; None: they do not
     reads: frozenset[str] = frozenset()  # topics
     writes: frozenset[str] = frozenset()
 
     @property
     def rate(self) -> float | None:
         """Records a second, over the last while; None: not known yet."""
-        return _slope([(one.at, one.read) for one in self.points], RATE_OVER_S)
+        return _slope([(point.at, point.read) for point in self.points], RATE_OVER_S)
 
     @property
     def trend(self) -> str:
         """What the lag does."""
-        slope = _slope([(one.at, one.lag) for one in self.points], TREND_OVER_S)
+        slope = _slope([(point.at, point.lag) for point in self.points], TREND_OVER_S)
         if slope is None:
             return ""
         return "rising" if slope > 0.5 else "falling" if slope < -0.5 else "steady"
@@ -130,20 +129,20 @@ def _slope(points: Sequence[tuple[float, int]], over_s: float) -> float | None:
     if len(points) < 2:
         return None
     at, now = points[-1]
-    then, before = next(one for one in points if one[0] >= at - over_s)
+    then, before = next(point for point in points if point[0] >= at - over_s)
     return (now - before) / (at - then) if at > then else None
 
 
 class Watch:
-    """Looks at the pipelines of files and folders until it is closed."""
+    """Samples the pipelines of files and folders until it is closed."""
 
     def __init__(
-        self, given: Sequence[Path] = (), env: Mapping[str, str] | None = None, *, timeout_s: float = 4
+        self, paths: Sequence[Path] = (), env: Mapping[str, str] | None = None, *, timeout_s: float = 4
     ) -> None:
-        self._given = tuple(given)
-        self._timeout_s = timeout_s  # of a question to Kafka
+        self._given = tuple(paths)
+        self._timeout_s = timeout_s  # of a request to Kafka, and of a query to the sink
         self._env = env
-        self._known: dict[Path, Watched] = {}
+        self._known: dict[Path, WatchedPipeline] = {}
         self._logs: dict[Path, tuple[Source, str, Log]] = {}
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -161,35 +160,35 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join(2 * self._timeout_s)
 
-    def pipelines(self) -> list[Watched]:
+    def pipelines(self) -> list[WatchedPipeline]:
         with self._lock:
-            return sorted(self._known.values(), key=lambda one: one.name)
+            return sorted(self._known.values(), key=lambda watched: watched.name)
 
-    def find(self, name: str) -> Watched | None:
-        return next((one for one in self.pipelines() if one.name == name), None)
+    def find(self, name: str) -> WatchedPipeline | None:
+        return next((watched for watched in self.pipelines() if watched.name == name), None)
 
     def groups(self) -> dict[str, str]:
         """The Kafka groups that belong to pipelines -> whose they are."""
-        found: dict[str, str] = {}
-        for one in self.pipelines():
-            found |= {one.name: one.name, f"{one.name}.members": one.name}
-        return found
+        owners: dict[str, str] = {}
+        for watched in self.pipelines():
+            owners |= {watched.name: watched.name, f"{watched.name}.members": watched.name}
+        return owners
 
-    def look_now(self) -> None:
-        """Look at all of them, here and now."""
+    def sample_now(self) -> None:
+        """Sample all of them in this thread."""
         with self._looking:  # a log's clients are not for two at once
             self._reload()
             known = self.pipelines()
-            for gone in self._logs.keys() - {one.file for one in known}:
-                self._forget(gone)
+            for file in self._logs.keys() - {watched.file for watched in known}:
+                self._forget(file)
             if known:
                 with ThreadPoolExecutor(AT_ONCE) as pool:
-                    list(pool.map(self._look, known))
+                    list(pool.map(self._refresh, known))
 
     def _work(self) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
-            self.look_now()
+            self.sample_now()
             self._wake.wait(max(0.5, EVERY_S - (time.monotonic() - began)))
         for file in list(self._logs):
             self._forget(file)
@@ -198,85 +197,84 @@ class Watch:
 
     def _reload(self) -> None:
         files = list(_files(self._given))[:FILES_MAX]
-        found: dict[Path, Watched] = {}
+        current: dict[Path, WatchedPipeline] = {}
         for file, asked_for in files:
             old = self._known.get(file)
             name, pipeline, problem = self._load(file)
-            if pipeline is None and not asked_for and not _looks_like_one(file):
+            if pipeline is None and not asked_for and not _looks_like_pipeline(file):
                 continue
-            if old is not None and pipeline is not None and _another(old.looked_at, pipeline):
+            if old is not None and pipeline is not None and _is_another(old.sampled, pipeline):
                 old = None  # its positions and counts are none of this one's
-            one = old or Watched(file, name)
-            one.name, one.pipeline, one.problem = name, pipeline, problem
-            one.reads = frozenset(pipeline.source.topics) if pipeline else frozenset()
-            one.writes = sinks.plugin_of(pipeline).topics_written(pipeline) if pipeline else frozenset()
-            found[file] = one
+            watched = old or WatchedPipeline(file, name)
+            watched.name, watched.pipeline, watched.problem = name, pipeline, problem
+            watched.reads = frozenset(pipeline.source.topics) if pipeline else frozenset()
+            watched.writes = sinks.plugin_of(pipeline).topics_written(pipeline) if pipeline else frozenset()
+            current[file] = watched
         with self._lock:
-            self._known = found
+            self._known = current
 
     def _load(self, file: Path) -> tuple[str, PipelineConfig | None, str]:
         try:
             pipeline = load_checked(file) if self._env is None else load_checked(file, self._env)
         except AvowError as error:
             return file.stem, None, str(error)
-        return pipeline.name, pipeline, ""
+        sink = pipeline.sink.with_timeout(self._timeout_s)
+        return pipeline.name, pipeline.model_copy(update={"sink": sink}), ""
 
     # Looking
 
-    def _look(self, one: Watched) -> None:
-        if one.pipeline is None:
+    def _refresh(self, watched: WatchedPipeline) -> None:
+        if watched.pipeline is None:
             return
-        began, at = time.monotonic(), time.time()
-        before = one.sample
+        at = time.time()
+        before = watched.sample
         try:
-            sample = self._seen(one, one.pipeline, at, began)
+            sample = self._sample(watched, watched.pipeline, at)
         except AvowError as error:
-            one.trouble = Trouble(at, str(error), error.advice)
+            watched.failure = Failure(at, str(error), error.advice)
             return
-        except Exception as error:  # noqa: BLE001 - a client of somebody else: it is told where people look
-            one.trouble = Trouble(at, f"{type(error).__name__}: {first_line(error)}")
+        except Exception as error:  # noqa: BLE001 - any error of a client library is shown on the page
+            watched.failure = Failure(at, f"{type(error).__name__}: {first_line(error)}")
             return
-        one.looked_at, one.sample, one.trouble = one.pipeline, sample, None
+        watched.sampled, watched.sample, watched.failure = watched.pipeline, sample, None
         if before is not None and before.counts != sample.counts:
-            one.moved_at, one.still_since = sample.at, None
-        one.still_since = (one.still_since or sample.at) if sample.lag else None
-        one.reads = frozenset(where.topic for where in sample.partitions) or one.reads
+            watched.moved_at, watched.waiting_since = sample.at, None
+        watched.waiting_since = (watched.waiting_since or sample.at) if sample.lag else None
+        watched.reads = frozenset(partition.topic for partition in sample.partitions) or watched.reads
         counts = sample.counts
-        one.points.append(
+        watched.points.append(
             Point(
                 *(sample.at, counts.read, counts.written, counts.dead, sample.lag),
                 sample.lag_seconds if sample.lag else 0.0,
             )
         )
 
-    def _seen(self, one: Watched, pipeline: PipelineConfig, at: float, began: float) -> Sample:
+    def _sample(self, watched: WatchedPipeline, pipeline: PipelineConfig, at: float) -> Sample:
         with sinks.driver_sink(pipeline) as ledger:
-            entries = {where: held.entry for where, held in ledger.look().items()}
+            entries = {tp: state.entry for tp, state in ledger.ledger_snapshot().items()}
             newest = ledger.claims(1)
-        log = self._log(one.file, pipeline)
+        log = self._log(watched.file, pipeline)
         try:
-            there = log.partitions()
-            offsets, stable = log.offsets(there), log.stable_ends(there)
+            partitions = log.partitions()
+            offsets, stable = log.offsets(partitions), log.stable_ends(partitions)
             # What waits; without a position, all that is there does.
             next_up = {
-                where: max(entries[where].position, offsets[where][0]) if where in entries else offsets[where][0]
-                for where in there
+                tp: max(entries[tp].position, offsets[tp][0]) if tp in entries else offsets[tp][0] for tp in partitions
             }
             stamps = log.timestamps_at(next_up, stable)
             processes = _processes(log, pipeline.name)
         except AvowError:
-            self._forget(one.file)  # it may be stuck
+            self._forget(watched.file)  # it may be stuck
             raise
         waiting = [stamp for stamp in stamps.values() if stamp is not None]
         known = [stamp for stamp in waiting if stamp != NO_TIMESTAMP]
         return Sample(
             at=at,
-            took_s=time.monotonic() - began,
             partitions=tuple(
-                _where(where, entries.get(where), offsets[where], stable[where], stamps[where]) for where in there
+                _partition_sample(tp, entries.get(tp), offsets[tp], stable[tp], stamps[tp]) for tp in partitions
             ),
             lag_seconds=max(0.0, at - min(known) / 1000) if known else None,
-            lag_note="the oldest record that waits has no timestamp" if waiting and not known else "",
+            lag_note="the oldest unclaimed record has no timestamp" if waiting and not known else "",
             processes=processes,
             run=max((entry.run for entry in entries.values()), default=0),
             last_claim=newest[0] if newest else None,
@@ -284,26 +282,26 @@ class Watch:
 
     def _log(self, file: Path, pipeline: PipelineConfig) -> Log:
         """The file's own, made anew when the file names another cluster, other topics or another name."""
-        kept = self._logs.get(file)
-        if kept is not None and kept[:2] != (pipeline.source, pipeline.name):
+        cached = self._logs.get(file)
+        if cached is not None and cached[:2] != (pipeline.source, pipeline.name):
             self._forget(file)
-            kept = None
-        if kept is None:
+            cached = None
+        if cached is None:
             log = Log(pipeline.source, pipeline.name, timeout_s=self._timeout_s)
-            kept = self._logs[file] = (pipeline.source, pipeline.name, log)
-        return kept[2]
+            cached = self._logs[file] = (pipeline.source, pipeline.name, log)
+        return cached[2]
 
     def _forget(self, file: Path) -> None:
         self._logs.pop(file)[2].close()
 
 
-def _another(seen: PipelineConfig | None, now: PipelineConfig) -> bool:
+def _is_another(seen: PipelineConfig | None, now: PipelineConfig) -> bool:
     """Whether a file that was changed names another ledger or another log."""
     return seen is not None and (seen.name, seen.source, seen.sink) != (now.name, now.source, now.sink)
 
 
 def _processes(log: Log, name: str) -> int | None:
-    """How many processes of the consumer engine run; None where nobody says it. Those of Spark join no group."""
+    """How many processes of the consumer engine run; None where it is not known. Those of Spark join no group."""
     try:
         (members,) = groups.describe(log, [f"{name}.members"])
     except (SourceError, ConfigError):
@@ -311,16 +309,16 @@ def _processes(log: Log, name: str) -> int | None:
     return len(members.members)
 
 
-def _where(
-    where: TopicPartition, entry: Entry | None, offsets: tuple[int, int], stable: int, stamp: int | None
-) -> Where:
+def _partition_sample(
+    tp: TopicPartition, entry: Entry | None, offsets: tuple[int, int], stable: int, stamp: int | None
+) -> PartitionSample:
     first, end = offsets
     counts = entry.counts if entry else NOTHING
     # Where no committed record follows, what is left are markers: nothing waits.
     lag = stable - (max(entry.position, first) if entry else first) if stamp is not None else 0
-    return Where(
-        topic=where.topic,
-        partition=where.partition,
+    return PartitionSample(
+        topic=tp.topic,
+        partition=tp.partition,
         earliest=first,
         stable_end=stable,
         end=max(end, stable),
@@ -333,19 +331,19 @@ def _where(
     )
 
 
-def _files(given: Iterable[Path]) -> Iterable[tuple[Path, bool]]:
+def _files(paths: Iterable[Path]) -> Iterable[tuple[Path, bool]]:
     """Every file, and whether it was named itself."""
-    for path in given:
+    for path in paths:
         if path.is_dir():
             yield from ((file, False) for file in sorted(path.glob("*.toml")))
         else:
             yield path, True
 
 
-def _looks_like_one(file: Path) -> bool:
+def _looks_like_pipeline(file: Path) -> bool:
     """Whether a file that is refused was meant as a pipeline: a folder may hold others."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return {"name", "guarantee", "source"} <= found.keys()
+    return {"name", "guarantee", "source"} <= document.keys()

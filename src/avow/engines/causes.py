@@ -17,7 +17,6 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CRASHED = "Python worker exited unexpectedly"
 _OUR_FRAME = re.compile(r'File ".*[/\\]avow[/\\](\w+)')
 _PACKAGE = re.compile(r"^(?:\w+\.)+(?=[A-Z])")
-_QUERY = re.compile(r"Failed to \w+ query '.*?': (?=[A-Z]+: )")  # ADBC puts the whole query before the server's words
 
 
 def cause_line(error: BaseException) -> str:
@@ -28,15 +27,12 @@ def cause_line(error: BaseException) -> str:
 def translated(error: Exception) -> AvowError:
     """Any exception as one of ours, by whose fault it is: the innermost function of ours that was running says it,
     also where the exception was raised in one of Spark's Python workers and came here as text."""
-    if isinstance(error, AvowError):
-        return error
-    if isinstance(error, ModuleNotFoundError) and (told := missing(error.name)):
-        return told
+    if (raised := own_error(error)) is not None:
+        return raised
+    if isinstance(error, ModuleNotFoundError) and (extra := missing(error.name)):
+        return extra
     text = trace(error)
     cause = _root_cause(text)
-    named = re.match(r"avow\.errors\.(\w+): (.*)", _last_traceback(text))
-    if named and isinstance(kind := getattr(errors, named[1], None), type) and issubclass(kind, AvowError):
-        return kind(named[2][:LINE_MAX])
     ours = _OUR_FRAME.findall(text)
     kind = {"sinks": SinkError, "kafka": SourceError}.get(ours[-1] if ours else "", AvowError)
     if kind is AvowError and "KafkaException" in cause:
@@ -44,25 +40,36 @@ def translated(error: Exception) -> AvowError:
     return kind(cause[:LINE_MAX])
 
 
+def own_error(error: Exception) -> AvowError | None:
+    """The error of ours that this is, or that a Spark worker raised and Spark reports as text."""
+    if isinstance(error, AvowError):
+        return error
+    named = re.match(r"avow\.errors\.(\w+): (.*)", _last_traceback(trace(error)))
+    if named and isinstance(kind := getattr(errors, named[1], None), type) and issubclass(kind, AvowError):
+        return kind(named[2][:LINE_MAX])
+    return None
+
+
 def trace(error: BaseException) -> str:
     """The whole trace, with Java's where Spark has one."""
     if not _is_sparks(error):
         return "".join(traceback.format_exception(error))
     try:
-        return f"{error}\n{getattr(error, '_stackTrace', '')}"
+        java = getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None)  # by Spark Connect
+        return f"{error}\n{java or ''}"
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
         return type(error).__name__
 
 
 def _is_sparks(error: BaseException) -> bool:
     """By its attributes: not everybody who asks has Spark."""
-    return hasattr(error, "_stackTrace") or hasattr(error, "java_exception")
+    return any(hasattr(error, name) for name in ("_stackTrace", "_stacktrace", "java_exception"))
 
 
 def _root_cause(text: str) -> str:
     """Of a trace: what the Python exception says, or else the last of Java's causes."""
-    if said := _last_traceback(text):
-        return _QUERY.sub("", _PACKAGE.sub("", said))
+    if exception_line := _last_traceback(text):
+        return _PACKAGE.sub("", exception_line)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(_CRASHED in line for line in lines):  # more telling than Java's cause, which is the closed connection
         return f"a {_CRASHED}: it crashed or was killed, for example because memory ran out"
@@ -74,6 +81,6 @@ def _root_cause(text: str) -> str:
 
 def _last_traceback(text: str) -> str:
     """The exception's own line of the last Python traceback in a text; empty if there is none."""
-    _, found, rest = text.rpartition(_TRACEBACK)
-    lines = (line for line in rest.splitlines() if found and line and not line[0].isspace())
+    _, marker, rest = text.rpartition(_TRACEBACK)
+    lines = (line for line in rest.splitlines() if marker and line and not line[0].isspace())
     return next(lines, "").strip()

@@ -1,6 +1,6 @@
 """What columns rows have on their way into the sink, as far as that can be said without Spark.
 
-Owns: the schema that a transform sees, and what is kept of what a Python function gives. Must not know: Spark, or any
+Owns: the schema that a transform sees, and the columns of what a Python function returns. Must not know: Spark, or any
 sink. Neighbours: ``task`` (which runs the function), ``sql`` (the same for a query).
 """
 
@@ -12,39 +12,35 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from avow import schema
-from avow.decode import decoder
 from avow.engines.task import python_transform
 from avow.errors import ConfigError
-from avow.kafka.reader import HEADERS
+from avow.formats.rows import row_schema
+from avow.kafka.batches import HEADERS
 from avow.settings import PipelineConfig
 
 Columns = tuple[tuple[schema.Field, ...], bool]  # the payload's, and whether unknown fields are kept beside them
 
 
-def keeps_rest(pipeline: PipelineConfig) -> bool:
-    return pipeline.decode.format == "json" and pipeline.decode.unknown_fields == "keep"
-
-
 def sink_columns(pipeline: PipelineConfig) -> Columns:
     """The payload's columns in the sink, of a pipeline without SQL."""
     if pipeline.transform is None:
-        return pipeline.decode.columns.fields, keeps_rest(pipeline)
-    change = python_transform(pipeline)
-    assert change is not None, "Spark knows what a query gives"
-    out = change(pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline)))
+        return pipeline.decode.columns.fields, pipeline.decode.keeps_unknown_fields
+    transform = python_transform(pipeline)
+    assert transform is not None, "Spark knows what a query gives"
+    out = transform(pa.RecordBatch.from_pylist([], schema=_decoded_schema(pipeline)))
     if not isinstance(out, pa.RecordBatch):
         raise ConfigError(
             f"transform.python: it gave a {type(out).__name__} for an empty batch",
             advice="Take a pyarrow.RecordBatch and give one, also when it has no rows.",
         )
-    return kept(((f.name, _spelling(f.type), f.nullable) for f in out.schema), pipeline), False
+    return output_fields(((f.name, _spelling(f.type), f.nullable) for f in out.schema), pipeline), False
 
 
-def kept(found: Iterable[tuple[str, str, bool]], pipeline: PipelineConfig) -> tuple[schema.Field, ...]:
+def output_fields(columns: Iterable[tuple[str, str, bool]], pipeline: PipelineConfig) -> tuple[schema.Field, ...]:
     """What a transform gives (name, type, nullable), lineage left out. Refuses one that loses lineage."""
-    found = list(found)
+    columns = list(columns)
     lineage = (*pipeline.sink.lineage, *pipeline.carried.values())
-    missing = [name for name in lineage if name not in {name for name, _, _ in found}]
+    missing = [name for name in lineage if name not in {name for name, _, _ in columns}]
     if missing:
         raise ConfigError(
             f"transform: the result has lost {', '.join(missing)}",
@@ -52,20 +48,19 @@ def kept(found: Iterable[tuple[str, str, bool]], pipeline: PipelineConfig) -> tu
         )
     quoted = ", ".join(
         f"`{name.replace('`', '``')}` {type_}{'' if nullable else ' not null'}"
-        for name, type_, nullable in found
+        for name, type_, nullable in columns
         if name not in lineage
     )
     try:
         return schema.parse(quoted).fields
     except ConfigError as error:
-        raise ConfigError(f"transform: the result cannot be kept: {error}", advice=error.advice) from error
+        raise ConfigError(f"transform: the result cannot be stored: {error}", advice=error.advice) from error
 
 
 def _decoded_schema(pipeline: PipelineConfig) -> pa.Schema:
     types = (pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"))
-    payload = decoder(pipeline, refuse_nul=True).schema
     carried = [pa.field(column, CARRIED[part].type) for part, column in pipeline.carried.items()]
-    return pa.schema([*payload, *map(pa.field, pipeline.sink.lineage, types), *carried])
+    return pa.schema([*row_schema(pipeline.decode), *map(pa.field, pipeline.sink.lineage, types), *carried])
 
 
 class Carried(NamedTuple):
@@ -110,7 +105,7 @@ def _spelling(type_: pa.DataType) -> str:
         return "struct<" + ", ".join(f"`{f.name}`: {_spelling(f.type)}" for f in type_.fields) + ">"
     if type_ not in _SPELLINGS:
         raise ConfigError(
-            f"transform.python: a column of type {type_} cannot be kept",
+            f"transform.python: a column of type {type_} cannot be stored",
             advice=f"Cast it to one of {', '.join(map(str, _SPELLINGS))}, a decimal, list, map or struct.",
         )
     return _SPELLINGS[type_]

@@ -27,6 +27,7 @@ def is_sparks(entry: str) -> bool:
 
 sys.path[:] = [entry for entry in sys.path if not is_sparks(entry)]
 
+import psycopg  # noqa: E402, F401 - the PostgreSQL sink's client takes a fifth of a second
 from pyspark.daemon import manager  # noqa: E402
 
 import avow.engines.spark  # noqa: E402, F401 - what tasks are made of
@@ -36,4 +37,6 @@ for entry in [*filter(is_sparks, sys.path_importer_cache)]:
 
 if __name__ == "__main__":
     gc.freeze()  # what is loaded by now is never garbage: no collection in a worker need walk through it
+    # pyspark collects after every task. Meanwhile there are batches of columns, and few objects that could be garbage.
+    gc.set_threshold(200_000)
     manager()  # type: ignore[no-untyped-call]

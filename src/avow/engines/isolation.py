@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from avow.engines.causes import cause_line
+from avow.engines.causes import cause_line, own_error
 from avow.errors import SourceError, TooManyDeadLetters
 from avow.kafka.log import TopicPartition
 from avow.ledger import OffsetRange
@@ -33,7 +33,7 @@ IN_A_ROW_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """What of a batch is delivered at once."""
 
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -60,68 +60,68 @@ class Isolation:
         self._in_a_row: Counter[TopicPartition] = Counter()
         self._failed_last: dict[TopicPartition, str] = {}  # what was said to a last try, until it is set aside
 
-    def parts(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[Part]:
+    def parts(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[BatchPart]:
         """A batch as it is to be delivered: at once, or after a failure one range after the other."""
         if not self._suspects.keys() & ranges.keys():
-            yield Part(ranges)
+            yield BatchPart(ranges)
             return
-        for where, planned in sorted(ranges.items()):
+        for tp, planned in sorted(ranges.items()):
             start = planned.start
             while start < planned.until:
-                part = self._next(where, replace(planned, start=start))
+                part = self._next(tp, replace(planned, start=start))
                 yield part
-                if why := self._failed_last.pop(where, ""):
+                if why := self._failed_last.pop(tp, ""):
                     yield replace(part, set_aside=why, last_try=False)
-                start = part.ranges[where].until
+                start = part.ranges[tp].until
 
-    def _next(self, where: TopicPartition, left: OffsetRange) -> Part:
-        suspect = self._suspects.get(where)
+    def _next(self, tp: TopicPartition, left: OffsetRange) -> BatchPart:
+        suspect = self._suspects.get(tp)
         if suspect is None or not suspect.range.start <= left.start < suspect.range.until:
-            self._suspects.pop(where, None)
-            return Part({where: left})
+            self._suspects.pop(tp, None)
+            return BatchPart({tp: left})
         if suspect.failures < TRIES:
-            return Part({where: left})
+            return BatchPart({tp: left})
         if len(suspect.range) == 1:
-            self._check_in_a_row(where, suspect)
-            return Part({where: suspect.range}, last_try=True)
+            self._check_in_a_row(tp, suspect)
+            return BatchPart({tp: suspect.range}, last_try=True)
         until = min(left.start + max(1, len(suspect.range) // PIECES), suspect.range.until, left.until)
-        return Part({where: replace(left, until=until)})
+        return BatchPart({tp: replace(left, until=until)})
 
-    def _check_in_a_row(self, where: TopicPartition, suspect: _Suspect) -> None:
-        if self._in_a_row[where] >= IN_A_ROW_MAX:
+    def _check_in_a_row(self, tp: TopicPartition, suspect: _Suspect) -> None:
+        if self._in_a_row[tp] >= IN_A_ROW_MAX:
             raise TooManyDeadLetters(
-                f"dead-letters: the last {IN_A_ROW_MAX} records of {where} were set aside one after the other, and the "
+                f"dead-letters: the last {IN_A_ROW_MAX} records of {tp} were set aside one after the other, and the "
                 f"one at offset {suspect.range.start} fails too: {suspect.error}",
                 advice="So it is hardly the records. Fix the transform or the sink, redrive the dead letters "
                 "(unprocessable), and start again. Nothing of this offset was claimed.",
             )
 
     @contextmanager
-    def trying(self, part: Part) -> Iterator[None]:
+    def trying(self, part: BatchPart) -> Iterator[None]:
         """Around the delivery of a part: remembers what came of it."""
         try:
             yield
-        except self._stops:
-            raise
         except Exception as error:
+            if isinstance(own_error(error), self._stops):
+                raise
             if part.set_aside:
                 (tried,) = part.ranges.values()
                 raise SourceError(
                     f"the record at offset {tried.start} of {tried.topic}/{tried.partition} can neither be delivered "
                     f"({part.set_aside}) nor kept as a dead letter: {cause_line(error)}"
                 ) from error
-            for where, tried in part.ranges.items():
-                self._failed(where, tried, cause_line(error))
+            for tp, tried in part.ranges.items():
+                self._failed(tp, tried, cause_line(error))
                 if part.last_try:
-                    self._failed_last[where] = cause_line(error)
+                    self._failed_last[tp] = cause_line(error)
             if part.last_try:
                 return
             raise
-        for where, done in part.ranges.items():
-            self._done(where, done, part.set_aside)
+        for tp, done in part.ranges.items():
+            self._done(tp, done, part.set_aside)
 
-    def _failed(self, where: TopicPartition, tried: OffsetRange, error: str) -> None:
-        before = self._suspects.get(where)
+    def _failed(self, tp: TopicPartition, tried: OffsetRange, error: str) -> None:
+        before = self._suspects.get(tp)
         again = before is not None and before.range.start == tried.start
         if not again or before is None:
             failures = 1
@@ -130,18 +130,18 @@ class Isolation:
         else:  # the same range, or more of the log by now
             failures = before.failures + 1
             tried = before.range
-        self._suspects[where] = _Suspect(tried, failures, error)
+        self._suspects[tp] = _Suspect(tried, failures, error)
         if failures >= TRIES:
             self._event(f"{tried} fails: {'it is' if len(tried) == 1 else 'what makes it fail is'} isolated")
 
-    def _done(self, where: TopicPartition, done: OffsetRange, set_aside: str) -> None:
+    def _done(self, tp: TopicPartition, done: OffsetRange, set_aside: str) -> None:
         if set_aside:
-            self._in_a_row[where] += 1
-            self._event(f"offset {done.start} of {where} could not be processed, and is a dead letter: {set_aside}")
+            self._in_a_row[tp] += 1
+            self._event(f"offset {done.start} of {tp} could not be processed, and is a dead letter: {set_aside}")
         else:
-            self._in_a_row.pop(where, None)
-        suspect = self._suspects.get(where)
+            self._in_a_row.pop(tp, None)
+        suspect = self._suspects.get(tp)
         if suspect is not None and done.until >= suspect.range.until:
-            del self._suspects[where]
+            del self._suspects[tp]
         elif suspect is not None:
-            self._suspects[where] = replace(suspect, range=replace(suspect.range, start=done.until))
+            self._suspects[tp] = replace(suspect, range=replace(suspect.range, start=done.until))

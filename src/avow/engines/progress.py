@@ -1,4 +1,4 @@
-"""What a run tells while it runs. Apart from the engines, so that showing it needs no Spark."""
+"""What a run reports while it runs. Apart from the engines, so that showing it needs no Spark."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:  # it brings Kafka's client
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run has come to, told after every batch; by the consumer engine once a second, if there is something new.
-    It is about the partitions that this process reads."""
+    """What a run has come to, reported after every batch; by the consumer engine once a second, if there is something
+    new. It is about the partitions that this process reads."""
 
     run: int
     batch: int  # the newest
-    offsets: int  # covered since it was last told
+    offsets: int  # covered since the last report
     seconds: float  # that took
     counts: Counts  # over the pipeline's life
     lag_records: int
@@ -31,9 +31,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Whom the run tells what, and what a test does at its named points."""
+    """Who is called with what a run reports, and what a test does at its named points."""
 
     progress: Callable[[Progress], None] = lambda _: None
     event: Callable[[str], None] = lambda _: None  # a line for a person: started, failed and trying again, ...
     began: Callable[[int, Mapping[TopicPartition, Entry]], None] = lambda *_: None  # with the ledger as it was then
     hooks: Hooks = NO_HOOKS
+
+
+SILENT = Observer()

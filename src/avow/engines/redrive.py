@@ -1,21 +1,19 @@
 """Redrive: bring dead letters into the sink after all, under the identity of their records.
 
-A letter leaves the graveyard in the same act in which its row enters the table, so redriving twice, or being killed in
+A dead letter is removed in the same act in which its row enters the table, so redriving twice, or being killed in
 between, cannot double it. What is still bad stays, with its new reason. Only dead letters of records that are claimed
 and counted are taken (``_until``).
 
 Under upsert a redriven record comes after records that followed it. A row that a later one wrote is kept by the offset
 guard; a row that a later null value deleted has left no offset to compare with, so the topic is read for those.
 
-Owns: that act. Neighbours: ``task`` (decode) and the sink's ``Redriving`` side.
+Owns: that act. Neighbours: ``task`` (decode) and the sink's ``RedriveSink`` side.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,11 +26,13 @@ from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.task import decode_batch
 from avow.errors import PositionMoved, RetentionLoss
 from avow.guarantee import Guarantee
+from avow.kafka.batches import COLUMNS, headers_column
 from avow.kafka.log import Log, TopicPartition
-from avow.kafka.reader import COLUMNS, Reader, headers_column
+from avow.kafka.reader import Reader
 from avow.ledger import Entry, OffsetRange
+from avow.retry import random_pauses, retry
 from avow.settings import PipelineConfig
-from avow.sinks.base import DeadLetter, Redriving, Rows, Selection
+from avow.sinks.base import DeadLetter, RedriveSink, RowChanges, Selection
 
 Done = TypeVar("Done")
 
@@ -63,14 +63,14 @@ def redrive(
 ) -> Redriven:
     """Redrive what is selected, a thousand at a time, each thousand in one act."""
     total = Redriven()
-    with sinks.dead_letters(pipeline) as letters:
-        partitions = letters.partitions(selection)
-    for where in partitions:
+    with sinks.dead_letters(pipeline) as dead_letters:
+        partitions = dead_letters.partitions(selection)
+    for tp in partitions:
         sink = sinks.redriving(pipeline)
         start = selection.from_offset or 0
         while True:
-            chosen = replace(selection, topic=where.topic, partition=where.partition, from_offset=start)
-            done, last = _tried(partial(_redrive_some, sink, pipeline, where, chosen, spark, hooks))
+            chosen = replace(selection, topic=tp.topic, partition=tp.partition, from_offset=start)
+            done, last = _tried(partial(_redrive_some, sink, pipeline, tp, chosen, spark, hooks))
             if last is None:
                 break
             start = last + 1
@@ -81,57 +81,55 @@ def redrive(
 
 def _tried(act: Callable[[], Done]) -> Done:
     """Nothing of an act is there if somebody else came first; then it is done anew."""
-    for _ in range(TRIES_MAX - 1):
-        with suppress(PositionMoved):
-            return act()
-        time.sleep(PAUSE_S * random.random())
-    return act()
+    return retry(act, PositionMoved, random_pauses(PAUSE_S, PAUSE_S, TRIES_MAX))
 
 
 def _redrive_some(
-    sink: Redriving,
+    sink: RedriveSink,
     pipeline: PipelineConfig,
-    where: TopicPartition,
+    tp: TopicPartition,
     selection: Selection,
     spark: Callable[[], SparkSession],
     hooks: Hooks,
 ) -> tuple[Redriven, int | None]:
-    """One act. Gives what it came to, and the last offset it looked at: None if there was no letter left."""
+    """One act. Gives what it came to, and the last offset it looked at: None if there was no dead letter left."""
     with sink.act():
-        # The partition's entry is held, so that a run in progress and a redrive do not count over each other.
-        (entry,) = sink.entries([where], lock=True)
+        # The partition's entry is locked, so that a run in progress and a redrive do not count over each other.
+        (entry,) = sink.entries([tp], lock=True)
         until = _until(entry, pipeline.guarantee)
         if selection.until_offset is not None:
             until = min(until, selection.until_offset)
-        letters = sink.dead_letters(replace(selection, until_offset=until), AT_ONCE)
-        if not letters:
+        dead_letters = sink.dead_letters(replace(selection, until_offset=until), AT_ONCE)
+        if not dead_letters:
             return Redriven(), None
-        whole = [letter for letter in letters if letter.full_bytes is None]  # of the others the record itself is gone
+        whole = [
+            dead_letter for dead_letter in dead_letters if dead_letter.full_bytes is None
+        ]  # of the others the record itself is gone
         if not whole:
-            return Redriven(still_dead=len(letters)), letters[-1].offset
-        span = OffsetRange(where.topic, where.partition, letters[0].offset, letters[-1].offset + 1)
+            return Redriven(still_dead=len(dead_letters)), dead_letters[-1].offset
+        span = OffsetRange(tp.topic, tp.partition, dead_letters[0].offset, dead_letters[-1].offset + 1)
         prepared = decode_batch(_batch(whole), pipeline)
         rows = prepared.rows
         if pipeline.by_sql:
             from avow.engines import sql
 
-            rows = Rows(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
-        since = OffsetRange(where.topic, where.partition, letters[0].offset + 1, entry.position)
+            rows = RowChanges(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
+        since = OffsetRange(tp.topic, tp.partition, dead_letters[0].offset + 1, entry.position)
         if pipeline.tombstones == "delete" and rows.rows.num_rows and since:
-            rows = Rows(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
-        bad = {letter.offset for letter in prepared.letters}
-        offset = pipeline.sink.lineage[2]
+            rows = RowChanges(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
+        bad = {dead_letter.offset for dead_letter in prepared.dead_letters}
+        offset = pipeline.sink.lineage.offset
         refused = sink.write(rows).refused
         bad |= {rows.rows.column(offset)[row].as_py() for row in refused}
         applied = sink.finish(span)
         bad |= set(applied.refused)
-        delivered = [letter for letter in whole if letter.offset not in bad]
+        delivered = [dead_letter for dead_letter in whole if dead_letter.offset not in bad]
         in_table = set(pc.unique(rows.rows.column(offset)).to_pylist()) | set(rows.deletes.column(offset).to_pylist())
-        written = len([letter for letter in delivered if letter.offset in in_table]) - applied.skipped
+        written = len([dead_letter for dead_letter in delivered if dead_letter.offset in in_table]) - applied.skipped
         if delivered:
-            sink.unbury(delivered, written, len(delivered) - written)
+            sink.remove_dead_letters(delivered, written, len(delivered) - written)
             hooks.reached("redriven", 0)  # everything is handed over, and nothing of it is committed
-    return Redriven(written, len(delivered) - written, len(letters) - len(delivered)), letters[-1].offset
+    return Redriven(written, len(delivered) - written, len(dead_letters) - len(delivered)), dead_letters[-1].offset
 
 
 def _until(entry: Entry, guarantee: Guarantee) -> int:
@@ -147,18 +145,18 @@ def _not_deleted_since(
     rows: pa.RecordBatch, since: OffsetRange, entry: Entry, pipeline: PipelineConfig
 ) -> pa.RecordBatch:
     """The rows, without those of keys that a later record of the partition has deleted: they would come back."""
-    where = TopicPartition(since.topic, since.partition)
+    tp = TopicPartition(since.topic, since.partition)
     with Log(pipeline.source, pipeline.name) as log:
-        view = log.view({where: entry})[where]
-    ledger.check_topic(f"{where} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
+        view = log.view({tp: entry})[tp]
+    ledger.check_topic(f"{tp} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
     if view.earliest > since.start:
         raise RetentionLoss(
-            f"retention-loss: {where} begins at offset {view.earliest}, so it cannot be known whether a record after "
+            f"retention-loss: {tp} begins at offset {view.earliest}, so it cannot be known whether a record after "
             f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
             advice="Send the corrected records to the topic again: they are then the latest of their keys. "
             f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
         )
-    keys, offset = list(pipeline.sink.key), pipeline.sink.lineage[2]
+    keys, offset = list(pipeline.sink.key), pipeline.sink.lineage.offset
     deleted: dict[tuple[Any, ...], int] = {}
     with closing(Reader(pipeline.source, pipeline.name)) as reader:
         for batch in reader.read(since):
@@ -167,26 +165,28 @@ def _not_deleted_since(
                 deletes = decode_batch(nulls, pipeline).rows.deletes
                 deleted |= zip(_tuples(deletes, keys), deletes.column(offset).to_pylist(), strict=True)
     offsets = rows.column(offset).to_pylist()
-    kept = [deleted.get(key, -1) < at for key, at in zip(_tuples(rows, keys), offsets, strict=True)]
-    return rows.filter(pa.array(kept, pa.bool_()))
+    not_deleted = [deleted.get(key, -1) < at for key, at in zip(_tuples(rows, keys), offsets, strict=True)]
+    return rows.filter(pa.array(not_deleted, pa.bool_()))
 
 
 def _tuples(rows: pa.RecordBatch, keys: list[str]) -> list[tuple[Any, ...]]:
     return list(zip(*(rows.column(key).to_pylist() for key in keys), strict=True))
 
 
-def _batch(letters: list[DeadLetter]) -> pa.RecordBatch:
+def _batch(dead_letters: list[DeadLetter]) -> pa.RecordBatch:
     """Dead letters as the records they were."""
     # Not by way of datetime, which has no year 10000: a producer may set any timestamp.
-    stamps = pa.array([letter.timestamp_ms for letter in letters], pa.int64()).cast(pa.timestamp("ms", "UTC"))
+    stamps = pa.array([dead_letter.timestamp_ms for dead_letter in dead_letters], pa.int64()).cast(
+        pa.timestamp("ms", "UTC")
+    )
     return pa.RecordBatch.from_pydict(
         {
-            "topic": pa.array([letter.topic for letter in letters], pa.string()),
-            "partition": pa.array([letter.partition for letter in letters], pa.int32()),
-            "offset": pa.array([letter.offset for letter in letters], pa.int64()),
+            "topic": pa.array([dead_letter.topic for dead_letter in dead_letters], pa.string()),
+            "partition": pa.array([dead_letter.partition for dead_letter in dead_letters], pa.int32()),
+            "offset": pa.array([dead_letter.offset for dead_letter in dead_letters], pa.int64()),
             "timestamp": stamps.cast(COLUMNS.field("timestamp").type),
-            "key": pa.array([letter.key for letter in letters], pa.binary()),
-            "value": pa.array([letter.value for letter in letters], pa.binary()),
-            "headers": headers_column([letter.headers for letter in letters]),
+            "key": pa.array([dead_letter.key for dead_letter in dead_letters], pa.binary()),
+            "value": pa.array([dead_letter.value for dead_letter in dead_letters], pa.binary()),
+            "headers": headers_column([dead_letter.headers for dead_letter in dead_letters]),
         }
     )

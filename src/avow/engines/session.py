@@ -1,6 +1,7 @@
 """The Spark session of a run: the caller's or one of our own, its settings, its JVM, and whether it is still there.
 
-A session that somebody else made is used as it is: it is neither changed nor stopped. One of our own leaves nothing
+A session that somebody else made is used as it is: it is neither changed nor stopped. It may be one of Spark Connect
+(``is_connect``): then there is no JVM on this side, and nothing here may ask for one. One of our own leaves nothing
 behind in the process: the environment is restored as soon as the JVM runs, and the JVM, its log and its folders go with
 the last run that uses it (``SparkLease``).
 
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,20 +32,28 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, is_remote
 
 from avow import __version__
 from avow.arrow import binaries
 from avow.engines.causes import cause_line
 from avow.engines.task import python_transform
 from avow.errors import ConfigError
-from avow.settings import PipelineConfig, revealed
+from avow.settings import PipelineConfig, unwrap_secrets
+
+# What a call to Spark raises. An environment with Spark Connect alone (pyspark-client) has no py4j.
+SPARK_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
+with suppress(ModuleNotFoundError):
+    from py4j.protocol import Py4JError
+
+    SPARK_ERRORS = (PySparkException, Py4JError)
+NOT_STARTED: tuple[type[Exception], ...] = (*SPARK_ERRORS, RuntimeError)
+NOT_THERE: tuple[type[Exception], ...] = (*SPARK_ERRORS, OSError)
 
 CONNECT_TIMEOUT_S = 5
+SERVER_LOST_S = 15  # of a Connect server that cannot be reached, until it counts as gone
+SERVER_ASKED_EVERY_S = 5
 EXECUTORS_EXPECTED_S = 15
 JVM_ENDS_S = 10
 
@@ -73,7 +82,7 @@ EXECUTORS_ADVICE = (
 def spark_settings(pipeline: PipelineConfig, *, short: bool, archive: Path | None = None) -> dict[str, str]:
     """The user's settings over ours. ``short``: a run that ends soon wants to start soon. ``archive``: Java's classes,
     kept ready in a file."""
-    given = revealed(pipeline.spark)
+    given = unwrap_secrets(pipeline.spark)
     master = given.get("spark.master", f"local[{max(2, os.cpu_count() or 2)},4]")
     settings = {
         "spark.master": master,
@@ -147,9 +156,7 @@ class SparkLease:
             return self._session
 
     def _foreign(self) -> SparkSession | None:
-        session = self._given
-        if session is None and _started is None and SparkContext._active_spark_context is not None:
-            session = SparkSession.builder.getOrCreate()
+        session = self._given or (_active() if _started is None else None)
         if session is not None:
             if self._pipeline.spark:
                 self._tell("the settings in [spark] are not applied: the Spark session was made by the caller")
@@ -170,8 +177,27 @@ class SparkLease:
         return self._own.session
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Whether it is a session of Spark Connect: a client without a JVM, whose driver is a server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def _active() -> SparkSession | None:
+    """The session that this process has already."""
+    if not is_remote():
+        from pyspark import SparkContext
+
+        if SparkContext._active_spark_context is None:
+            return None
+    return SparkSession.builder.getOrCreate()
+
+
 def check_session(spark: SparkSession, pipeline: PipelineConfig) -> None:
     """Whether a session that is not ours has what a run needs."""
+    if has_ended(spark):  # asked first: a client of Spark Connect tries for ten minutes before it says so
+        raise ConfigError(
+            "the Spark session has ended, or its Connect server cannot be reached", advice="Make a new session."
+        )
     zone = spark.conf.get("spark.sql.session.timeZone")
     if pipeline.by_sql and zone not in ("UTC", "Etc/UTC", "Z", "GMT"):
         raise ConfigError(
@@ -185,7 +211,7 @@ def check_session(spark: SparkSession, pipeline: PipelineConfig) -> None:
 
 def spark_session(pipeline: PipelineConfig, *, short: bool, archive: Path | None = None) -> SparkSession:
     """A session of our own."""
-    settings = spark_settings(pipeline, short=short, archive=archive)
+    settings = spark_settings(pipeline, short=short, archive=archive) | _submitted(pipeline)
     _reach_master(settings["spark.master"])
     builder = SparkSession.builder
     for key, value in settings.items():
@@ -205,7 +231,7 @@ def spark_session(pipeline: PipelineConfig, *, short: bool, archive: Path | None
             )
             gateway = _start_jvm(settings, log)
             session = builder.getOrCreate()
-    except (PySparkException, Py4JError, RuntimeError) as error:
+    except NOT_STARTED as error:
         _end_jvm(gateway)
         raise ConfigError(
             f"Spark does not start: {cause_line(error)}",
@@ -217,6 +243,16 @@ def spark_session(pipeline: PipelineConfig, *, short: bool, archive: Path | None
     if not is_local(settings["spark.master"]):
         _send_transform(session, pipeline)
     return session
+
+
+def _submitted(pipeline: PipelineConfig) -> dict[str, str]:
+    """Under spark-submit, its own settings: they go before ours, and the user's in ``[spark]`` before them."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return {key: value for key, value in SparkConf().getAll() if key not in unwrap_secrets(pipeline.spark)}
 
 
 @contextmanager
@@ -240,6 +276,9 @@ def _start_jvm(settings: Mapping[str, str], log: Path) -> Any:
     """Start it, unless this process has one (then None): with what it prints in the log, and with the settings in a
     file that only we can read, for as long as it starts. By itself, pyspark puts them into the command line, which
     everybody on the machine can read."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
     if SparkContext._gateway is not None:
         return None
     with tempfile.TemporaryDirectory(prefix="avow-spark-") as folder, log.open("ab") as output:  # mode 0700
@@ -256,7 +295,7 @@ def _start_jvm(settings: Mapping[str, str], log: Path) -> Any:
 def _end(own: _Started) -> None:
     """Stop the session. If its JVM is ours, that ends too, with its folders and the threads that talk to it."""
     global _started
-    with suppress(PySparkException, Py4JError, OSError):  # the JVM may be gone already
+    with suppress(*NOT_THERE):  # the JVM may be gone already
         own.session.stop()
     _end_jvm(own.gateway)
     sys.path[:] = [entry for entry in sys.path if entry not in own.paths]
@@ -269,7 +308,9 @@ def _end(own: _Started) -> None:
 def _end_jvm(gateway: Any) -> None:
     if gateway is None:
         return
-    with suppress(Py4JError, OSError):
+    from pyspark import SparkContext
+
+    with suppress(*NOT_THERE):
         gateway.shutdown()
     gateway.proc.stdin.close()
     try:
@@ -334,7 +375,7 @@ def warm_up(spark: SparkSession) -> None:
     """
 
     def one_job() -> None:
-        with suppress(PySparkException, Py4JError):
+        with suppress(*SPARK_ERRORS):
             _ask_executor(spark)
 
     threading.Thread(target=one_job, name="warm-up", daemon=True).start()
@@ -357,15 +398,7 @@ def meet_executors(spark: SparkSession, stop: threading.Event, tell: Callable[[s
     Spark waits for executors without end and without a word, and a missing package would look like a failure that may
     pass.
     """
-    answer: Future[str] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(_ask_executor(spark))
-        except (PySparkException, Py4JError) as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="executors", daemon=True).start()
+    answer = _in_thread(lambda: _ask_executor(spark), "executors")
     late_at = time.monotonic() + EXECUTORS_EXPECTED_S
     while not stop.is_set():
         try:
@@ -375,7 +408,7 @@ def meet_executors(spark: SparkSession, stop: threading.Event, tell: Callable[[s
             if time.monotonic() > late_at:
                 tell("waiting for executors: the cluster has given none yet, see the master's page")
                 late_at = math.inf
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             raise ConfigError(f"the executors cannot run avow: {_cause(error)}", advice=EXECUTORS_ADVICE) from error
     else:
         return
@@ -390,10 +423,67 @@ def _cause(error: BaseException) -> str:
     return said[-1] if said else cause_line(error)
 
 
+def collect(frame: DataFrame) -> list[Row]:
+    """``frame.collect()``. If a Connect server is gone its client would try for ten minutes more: this raises within
+    some seconds."""
+    spark = frame.sparkSession
+    if not is_connect(spark):
+        return frame.collect()
+    answer = _in_thread(frame.collect, "connect-job")
+    while not wait([answer], SERVER_ASKED_EVERY_S).done:
+        if not _reachable(spark):
+            raise ServerGone(f"the Spark Connect server at {_client(spark).host} cannot be reached")
+    rows: list[Row] = answer.result()
+    return rows
+
+
+class ServerGone(OSError):
+    """Of a Connect server."""
+
+
 def has_ended(spark: SparkSession) -> bool:
-    """Whether the application is over, by the master's will or with its JVM. No attempt on it can succeed, and each
-    would fence whoever took over meanwhile."""
+    """Whether the application is over, by the master's will or with its JVM; over Spark Connect, whether the server is
+    gone or has forgotten the session. No attempt on it can succeed, and each would fence whoever took over
+    meanwhile."""
     try:
-        return bool(spark._jsc.sc().isStopped())
-    except (Py4JError, OSError):
+        if not is_connect(spark):
+            return bool(spark._jsc.sc().isStopped())
+        if _client(spark).is_closed or not _reachable(spark):
+            return True
+        spark.conf.get("spark.app.name")  # a server that was started anew refuses what it does not know
+        return False
+    except NOT_THERE:
         return True
+
+
+def _client(spark: SparkSession) -> Any:
+    """Of Spark Connect: what talks to the server."""
+    session: Any = spark
+    return session.client
+
+
+def _reachable(spark: SparkSession) -> bool:
+    """Whether the connection to a Connect server is there, or can be made again."""
+    grpc: Any = importlib.import_module("grpc")  # a dependency of Spark Connect alone
+    ready = grpc.channel_ready_future(_client(spark)._channel)
+    try:
+        ready.result(timeout=SERVER_LOST_S)
+        return True
+    except grpc.FutureTimeoutError:
+        return False
+    finally:
+        ready.cancel()
+
+
+def _in_thread(call: Callable[[], Any], name: str) -> Future[Any]:
+    """Called by a thread that nobody waits for at the end of the process."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:  # noqa: BLE001 - raised to whoever asks for the result
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer

@@ -1,12 +1,13 @@
-"""The Spark engine: each batch is one Spark job, whose tasks bring one range each into the sink.
+"""The Spark engine: each batch is one Spark job, whose tasks bring its ranges into the sink.
 
 Theory of operation
 -------------------
 A run starts from the ledger: it takes a run number, fences older runs and asks ``ledger.plan_start`` about every
-partition. From these positions ``planner`` cuts the log into batches, and each batch is one job: one task is one
-partition's range, so order and claims are per task. A task reads its range itself (``kafka.reader``): records go from
-the broker into Arrow and on to the sink without a step through the JVM, which schedules tasks and runs the query. Spark
-keeps nothing from batch to batch: no checkpoint, no streaming query.
+partition. From these positions ``planner`` cuts the log into batches, and each batch is one job. A partition's range is
+in one task, so order and claims are per task; small ranges share one, and where the sink's acts span partitions, they
+share these too. A task reads its ranges itself (``kafka.reader``): records go from the broker into Arrow and on to the
+sink without a step through the JVM, which schedules tasks and runs the query. Spark keeps nothing from batch to batch:
+no checkpoint, no streaming query.
 
 Owns: Spark's part in a run. Must not know: how a sink writes. Neighbours: ``driver`` (what every engine does around its
 batches), ``planner`` (which ranges are next), ``task`` (what a task does).
@@ -14,60 +15,66 @@ batches), ``planner`` (which ranges are next), ``task`` (what a task does).
 
 from __future__ import annotations
 
-import os
 import pickle
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from avow import sinks
+from avow import native, sinks
 from avow.arrow import binaries
+from avow.client_cache import ClientCache
 from avow.engines import sql
 from avow.engines.causes import cause_line
 from avow.engines.columns import Columns, sink_columns
-from avow.engines.driver import STOPS, Driver, Executed, attempts, not_drained, prepare_table, remark_new_ledger
+from avow.engines.driver import STOPS, EngineRun, Executed, RunDriver, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation
-from avow.engines.planner import Planner
-from avow.engines.progress import Observer
-from avow.engines.session import has_ended, is_local, keep_log, meet_executors, warm_up
+from avow.engines.planner import Planner, share_out
+from avow.engines.progress import SILENT, Observer
+from avow.engines.session import collect, has_ended, is_local, keep_log, meet_executors, warm_up
 from avow.engines.task import (
-    Preparing,
-    Reading,
-    Work,
+    BatchWork,
+    RangePreparer,
+    RangeReader,
+    can_join,
+    check_topics,
     decoded,
     deliver,
+    deliver_joined,
+    from_memory,
     numbers,
     of_these_topics,
     python_transform,
     set_aside,
 )
-from avow.errors import AvowError, ProtocolViolation, SourceError
+from avow.errors import AvowError, ProtocolViolation, TopicRecreated
 from avow.kafka.log import Log, TopicPartition
-from avow.kafka.reader import reader
-from avow.settings import PipelineConfig, Source
-from avow.sinks.base import DriverSink
+from avow.kafka.reader import BATCH_BYTES, gatherer, reader
+from avow.ledger import OffsetRange
+from avow.settings import PipelineConfig
+from avow.sinks.base import DriverSink, StagingSink, TaskSink
 
 SHORT_BELOW = 1_000_000  # records that a run has to drain
 IDLE_S = 0.1  # how soon the log is asked again, where it had nothing new
-SILENT = Observer()
 
-REPORT = "topic string, partition int, stop string, message string, advice string, staged binary"
+REPORT = "topic string, partition int, stop string, message string, advice string, task_output binary"
 _REPORT = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32())]
     + [(name, pa.string()) for name in ("stop", "message", "advice")]
-    + [("staged", pa.binary())]
+    + [("task_output", pa.binary())]
 )
 
 
-class Run:
-    """One execution of a pipeline.
+class SparkRun(EngineRun):
+    """One execution of a pipeline, in Spark.
 
-    ``spark`` gives the session, once all that needs none has been checked; it is told whether the run will be short.
+    ``spark`` gives the session, once all that needs none has been checked; its argument is whether the run will be
+    short.
     """
 
     def __init__(
@@ -78,28 +85,19 @@ class Run:
         once: bool = False,
         observer: Observer = SILENT,
     ) -> None:
-        self._pipeline = pipeline
+        super().__init__(pipeline, once=once, observer=observer)
         self._spark = spark
-        self._once = once
-        self._observer = observer
-        self._stop = threading.Event()
-
-    def stop(self) -> None:
-        """Ask the run to end after the current batch. Safe to call from a signal handler."""
-        self._stop.set()
 
     def execute(self) -> None:
-        """Run until drained, stopped, or ended by a named stop. Stopped before it has drained, ``once`` raises
-        ``NotDrained``."""
         pipeline = self._pipeline
-        # What needs no JVM is asked before one starts: a wrong password or a missing topic is told at once.
+        # What needs no JVM is asked before one starts: a wrong password or a missing topic is reported at once.
         python_transform(pipeline)
-        with sinks.driver_sink(pipeline) as store, Log(pipeline.source, pipeline.name) as log:
-            store.prepare()
+        with sinks.driver_sink(pipeline) as sink, Log(pipeline.source, pipeline.name) as log:
+            sink.prepare()
             known = log.partitions()
-            remark_new_ledger(store, log, known, pipeline, self._observer)
+            remark_new_ledger(sink, log, known, pipeline, self._observer)
             # Only a query's records go through the JVM: for the others a long run is a short one.
-            short = self._once and (not pipeline.by_sql or _backlog(store, log, known) < SHORT_BELOW)
+            short = self._once and (not pipeline.by_sql or _backlog(sink, log, known) < SHORT_BELOW)
             spark = self._spark(short)
             if is_local(spark.conf.get("spark.master") or ""):
                 warm_up(spark)
@@ -107,34 +105,30 @@ class Run:
                 meet_executors(spark, self._stop, self._observer.event)
             ends = log.stable_ends(known) if self._once else None
             columns = sink_fields(spark, pipeline)
-            prepare_table(store, pipeline, columns, self._observer)
-        if not self._attempts(spark, columns, ends) and self._once:
-            raise not_drained(pipeline)
+            prepare_table(sink, pipeline, columns, self._observer)
 
-    def _attempts(self, spark: SparkSession, columns: Columns, ends: Mapping[TopicPartition, int] | None) -> bool:
-        def look(error: Exception) -> None:
-            if has_ended(spark):
-                raise AvowError(
-                    f"Spark has ended, and the run with it: {cause_line(error)}",
-                    advice="The ledger is whole: start again. If it happens again, Spark's own log "
-                    f"({keep_log()}), the master's page or the kernel's log (out of memory: raise [spark] "
-                    "driver.memory) say why.",
-                ) from error
+        def make(isolation: Isolation) -> SparkAttempt:
+            return SparkAttempt(pipeline, spark, columns, ends, self._stop, self._observer, isolation)
 
-        # What Kafka does not answer says nothing about a record, nor does a stop by name.
-        isolation = Isolation((SourceError, *STOPS.values()), self._observer.event)
-
-        def make() -> _Attempt:
-            return _Attempt(self._pipeline, spark, columns, ends, self._stop, self._observer, isolation)
-
-        return attempts(make, self._stop, self._observer, look)
+        self._attempts(make, partial(_refuse_ended, spark))
 
 
-def _backlog(store: DriverSink, log: Log, known: Iterable[TopicPartition]) -> int:
+def _refuse_ended(spark: SparkSession, error: Exception) -> None:
+    """Stop if the failure of an attempt is that Spark itself has ended."""
+    if has_ended(spark):
+        raise AvowError(
+            f"Spark has ended, and the run with it: {cause_line(error)}",
+            advice="The ledger is whole: start again. If it happens again, Spark's own log "
+            f"({keep_log()}), the master's page or the kernel's log (out of memory: raise [spark] "
+            "driver.memory) say why.",
+        ) from error
+
+
+def _backlog(sink: DriverSink, log: Log, known: Iterable[TopicPartition]) -> int:
     """About how many records there are to drain. Nothing rests on it but how Java is started."""
-    positions = {where: entry.position for where, entry in store.entries().items()}
+    positions = {tp: entry.position for tp, entry in sink.entries().items()}
     earliest = log.declared_start("earliest", known)
-    return sum(end - positions.get(where, earliest[where]) for where, end in log.stable_ends(known).items())
+    return sum(end - positions.get(tp, earliest[tp]) for tp, end in log.stable_ends(known).items())
 
 
 def sink_fields(spark: SparkSession, pipeline: PipelineConfig) -> Columns:
@@ -142,7 +136,7 @@ def sink_fields(spark: SparkSession, pipeline: PipelineConfig) -> Columns:
     return (sql.output_fields(spark, pipeline), False) if pipeline.by_sql else sink_columns(pipeline)
 
 
-class _Attempt:
+class SparkAttempt:
     """From the ledger to the first failure. ``ends``: where to stop, if it is to stop by itself."""
 
     def __init__(
@@ -161,7 +155,7 @@ class _Attempt:
         self._ends = ends
         self._stop = stop
         self._isolation = isolation
-        self.driver = Driver(pipeline, observer)
+        self.driver = RunDriver(pipeline, observer)
         self._planner = Planner(self.driver, pipeline.batch.max_records, ends)
 
     def close(self) -> None:
@@ -177,32 +171,32 @@ class _Attempt:
                 self.driver.deliver(ranges, self._execute, self._isolation, self._stop)
             elif self._ends is not None:
                 return True
-            self.driver.tell()
-            self.driver.keep()
+            self.driver.publish()
+            self.driver.keepalive()
             if self._ends is None:
                 # A batch with records is followed by the next at once, if the interval is over.
                 self._stop.wait(max(0.0 if ranges else IDLE_S, next_at - time.monotonic()))
         return False
 
-    def _execute(self, work: Work) -> Executed:
+    def _execute(self, work: BatchWork) -> Executed:
         """One job. What became of the ranges is not known: a task that Spark repeats finds its range claimed."""
-        done, staged = set(), []
-        for report in work_frame(self._spark, work).collect():
+        done, task_outputs = set(), []
+        for report in collect(work_frame(self._spark, work)):
             if report.stop is not None:
                 raise STOPS[report.stop](report.message, advice=report.advice)
             done.add(TopicPartition(report.topic, report.partition))
-            staged += [pickle.loads(report.staged)] if report.staged is not None else []
+            task_outputs += [pickle.loads(report.task_output)] if report.task_output is not None else []
         if done != work.ranges.keys():
             raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, work.ranges))}")
-        return staged, None
+        return task_outputs, None
 
 
-def work_frame(spark: SparkSession, work: Work) -> DataFrame:
-    """The job of one batch: a task for each range, which reads it, delivers it and reports."""
-    tasks = task_per_range(spark, len(work.ranges))
+def work_frame(spark: SparkSession, work: BatchWork) -> DataFrame:
+    """The job of one batch: tasks that read ranges, deliver them and report. Behind a query, a task has one range."""
     if work.pipeline.by_sql and not work.set_aside:
-        rows = sql.decode_frame(tasks, work, begin_task, stops=True)
+        rows = sql.decode_frame(task_per_range(spark, len(work.ranges)), work, begin_task, stops=True)
         return rows.mapInArrow(lambda batches: _write_task(iter(batches), work), REPORT)
+    tasks = spark.range(0, (count := len(share_out(work.ranges.values()))), 1, count)
     return tasks.mapInArrow(lambda batches: _decode_and_write_task(iter(batches), work), REPORT)
 
 
@@ -211,65 +205,125 @@ def task_per_range(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, count)
 
 
-_logs: dict[int, tuple[Source, Log]] = {}  # by process: a fork must not use its parent's
+_logs = ClientCache(Log.close, keep=1)
 
 
-def _log(source: Source, group: str) -> Log:
-    """This worker's, kept from task to task as its reader is."""
-    known = _logs.get(os.getpid())
-    if known is None or known[0] != source:
-        if known is not None:
-            known[1].close()
-        known = _logs[os.getpid()] = (source, Log(source, group))
-    return known[1]
-
-
-def begin_task(batches: Iterator[pa.RecordBatch], work: Work) -> tuple[TopicPartition, Reading]:
+def begin_task(batches: Iterator[pa.RecordBatch], work: BatchWork) -> tuple[TopicPartition, RangeReader]:
     """In a Python worker: the range with this task's number, and how it is read."""
+    native.allow(work.pipeline.native)
+    tp = sorted(work.ranges)[_task_number(batches)]
+    return tp, _range_reader(tp, work)
+
+
+def _task_number(batches: Iterator[pa.RecordBatch]) -> int:
     (number,) = (int(number) for batch in batches for number in numbers(batch.column("id")))
-    where = sorted(work.ranges)[number]
+    return number
+
+
+def _range_reader(tp: TopicPartition, work: BatchWork) -> RangeReader:
+    read: RangeReader = reader(work.pipeline.source, work.pipeline.name).read
+    return of_these_topics(read, *_topics_of(work, [tp])) if tp.topic in work.topic_ids else read
+
+
+def _topics_of(work: BatchWork, partitions: Iterable[TopicPartition]) -> tuple[BatchWork, Log]:
+    """For ``check_topics``: these partitions' topics alone, and who is asked."""
     source, name = work.pipeline.source, work.pipeline.name
-    read: Reading = reader(source, name).read
-    if where.topic in work.topic_ids:
-        mine = replace(work, topic_ids={where.topic: work.topic_ids[where.topic]})
-        read = of_these_topics(read, mine, _log(source, name))
-    return where, read
+    ids = {tp.topic: work.topic_ids[tp.topic] for tp in partitions}
+    return replace(work, topic_ids=ids), _logs.get((source, name), lambda: Log(source, name))
 
 
-def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
-    where, read = begin_task(batches, work)
-    pipeline, why = work.pipeline, work.set_aside
-    yield _reported(where, work, set_aside(read, pipeline, why) if why else decoded(read, pipeline))
+def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: BatchWork) -> Iterator[pa.RecordBatch]:
+    native.allow(work.pipeline.native)
+    ranges = {
+        TopicPartition(range_.topic, range_.partition): range_
+        for range_ in share_out(work.ranges.values())[_task_number(batches)]
+    }
+    if len(ranges) > 1:
+        gathered = yield from _deliver_gathered(ranges, work)
+        ranges = {tp: range_ for tp, range_ in ranges.items() if tp not in gathered}
+    for tp in ranges:
+        read, pipeline, why = _range_reader(tp, work), work.pipeline, work.set_aside
+        yield _reported(tp, work, set_aside(read, pipeline, why) if why else decoded(read, pipeline))
 
 
-def _write_task(batches: Iterator[pa.RecordBatch], work: Work) -> Iterator[pa.RecordBatch]:
+def _deliver_gathered(
+    ranges: Mapping[TopicPartition, OffsetRange], work: BatchWork
+) -> Generator[pa.RecordBatch, None, Collection[TopicPartition]]:
+    """Small ranges, read at the same time and kept in memory. Gives those that were small enough for that."""
+    pipeline = work.pipeline
+    gathered = gatherer(pipeline.source, pipeline.name).gather(ranges, BATCH_BYTES)
+    try:
+        if work.topic_ids:
+            check_topics(*_topics_of(work, ranges))
+    except TopicRecreated as stop:
+        yield _report(list(ranges), stop=stop)
+        return ranges.keys()
+    if can_join(pipeline) and len(gathered) > 1:
+        yield _joined(gathered, work)
+    else:
+        for tp, records in gathered.items():
+            yield _reported(tp, work, decoded(from_memory(records), pipeline, ahead=False))
+    return gathered.keys()
+
+
+def _write_task(batches: Iterator[pa.RecordBatch], work: BatchWork) -> Iterator[pa.RecordBatch]:
     """In a Python worker behind the query: its rows in, a report out."""
+    native.allow(work.pipeline.native)
     rows = (batch for batch in batches if batch.num_rows)
-    where = sql.task_partition(work)
-    yield _reported(where, work, sql.prepared(rows, work, where))
+    tp = sql.task_partition(work)
+    yield _reported(tp, work, sql.prepared(rows, work, tp))
     for _ in rows:
         pass
     sql.take_note(work)  # a replay has not taken it
 
 
-def _reported(where: TopicPartition, work: Work, prepare: Preparing) -> pa.RecordBatch:
-    """Deliver one range. A named stop is told and not raised: Spark would try again what must not be tried again."""
-    # From bytes and not from Python values: those would import pandas, half a second for a worker's first task.
-    columns = [_text(where.topic), pa.Array.from_buffers(pa.int32(), 1, [None, _bytes(where.partition)])]
+def _reported(tp: TopicPartition, work: BatchWork, prepare: RangePreparer) -> pa.RecordBatch:
+    """Deliver one range."""
+
+    def act(sink: TaskSink | StagingSink) -> object:
+        return deliver(prepare, work.ranges[tp], work, sink).task_output
+
+    return _reports([tp], work, act)
+
+
+def _joined(gathered: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork) -> pa.RecordBatch:
+    """Deliver ranges in the same acts."""
+
+    def act(sink: TaskSink | StagingSink) -> None:
+        assert not isinstance(sink, StagingSink)
+        deliver_joined({work.ranges[tp]: records for tp, records in gathered.items()}, work, sink)
+
+    return _reports(list(gathered), work, act)
+
+
+def _reports(
+    partitions: Sequence[TopicPartition], work: BatchWork, act: Callable[[TaskSink | StagingSink], object]
+) -> pa.RecordBatch:
+    """A line for each partition after the act. A named stop is reported and not raised: Spark would try again what must
+    not be tried again."""
     try:
-        sink = sinks.task_sink(work.pipeline, work.run, work.brief)
-        report = deliver(prepare, work.ranges[where], work, sink)
-        told = [pa.nulls(1, pa.string())] * 3
-        told.append(pa.nulls(1, pa.binary()) if report.staged is None else binaries(pickle.dumps(report.staged)))
+        return _report(partitions, act(sinks.task_sink(work.pipeline, work.run, work.task_context)))
     except tuple(STOPS.values()) as stop:
-        told = [_text(type(stop).__name__), _text(str(stop)), _text(stop.advice), pa.nulls(1, pa.binary())]
-    return pa.RecordBatch.from_arrays([*columns, *told], schema=_REPORT)
+        return _report(partitions, stop=stop)
 
 
-def _text(value: str) -> pa.Array:
-    data = value.encode()
-    return pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, len(data))), pa.py_buffer(data))
+def _report(
+    partitions: Sequence[TopicPartition], task_output: object = None, stop: AvowError | None = None
+) -> pa.RecordBatch:
+    # From bytes and not from Python values: those would import pandas, half a second for a worker's first task.
+    count = len(partitions)
+    places = array("i", [tp.partition for tp in partitions])
+    columns = [
+        _texts(tp.topic for tp in partitions),
+        pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(places)]),
+    ]
+    if stop is None:
+        columns += [pa.nulls(count, pa.string())] * 3
+    else:
+        columns += [_texts([text] * count) for text in (type(stop).__name__, str(stop), stop.advice)]
+    columns.append(pa.nulls(count, pa.binary()) if task_output is None else binaries(pickle.dumps(task_output)))
+    return pa.RecordBatch.from_arrays(columns, schema=_REPORT)
 
 
-def _bytes(value: int) -> pa.Buffer:
-    return pa.py_buffer(struct.pack("<i", value))
+def _texts(values: Iterable[str]) -> pa.Array:
+    return binaries(*(value.encode() for value in values)).cast(pa.string())

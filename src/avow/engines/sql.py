@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +25,25 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from avow import schema
-from avow.engines.columns import CARRIED, keeps_rest, kept
-from avow.engines.task import HOPELESS, Dead, Prepared, Preparing, Reading, Work, check_lineage, decoded, numbers
-from avow.errors import ConfigError, TooManyDeadLetters
+from avow.engines.columns import CARRIED
+from avow.engines.columns import output_fields as transformed_fields
+from avow.engines.task import (
+    HOPELESS,
+    BatchWork,
+    DeadLetterCounts,
+    Prepared,
+    RangePreparer,
+    RangeReader,
+    check_lineage,
+    decoded,
+    numbers,
+)
+from avow.errors import ConfigError, TooManyDeadLetters, first_line
+from avow.kafka.batches import headers_from_text, headers_to_text
 from avow.kafka.log import TopicPartition
-from avow.kafka.reader import headers_from_text, headers_to_text
 from avow.ledger import Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, PipelineConfig
-from avow.sinks.base import DeadLetter, Rows
+from avow.sinks.base import DeadLetter, RowChanges
 
 # What a narrow query is made of. Anything else moves records between partitions, or looks at more than one at a time.
 NARROW = frozenset(
@@ -40,8 +52,11 @@ NARROW = frozenset(
 )
 
 
+# A line of a plan below its root, which is ours: how deep it is, and its name. Other lines go on with a text constant.
+_NODE = re.compile(r"^((?:[: ]  )*)[+:]- (\w*)", re.MULTILINE)
+
 # Which partition a task's input stands for, and how its records are read. None: the task has nothing to do.
-Begin = Callable[[Iterator[pa.RecordBatch], Work], tuple[TopicPartition, Reading]]
+Begin = Callable[[Iterator[pa.RecordBatch], BatchWork], tuple[TopicPartition, RangeReader]]
 
 
 @dataclass(slots=True)
@@ -60,13 +75,14 @@ def output_fields(spark: SparkSession, pipeline: PipelineConfig) -> tuple[schema
     """The columns the query gives, lineage left out. Refuses a wide one, and one that loses lineage."""
     nothing = spark.range(1).mapInArrow(lambda _: iter(()), decoded_ddl(pipeline))
     frame = _query(spark, nothing, pipeline)
-    refuse_wide(frame)
-    return kept(((f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields), pipeline)
+    (explained,) = _sql(spark, nothing, pipeline, "EXPLAIN EXTENDED ").collect()
+    refuse_wide(explained[0])
+    return transformed_fields(((f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema.fields), pipeline)
 
 
 def decoded_ddl(pipeline: PipelineConfig) -> str:
     """The columns that the query sees as ``records``, in Spark's spelling."""
-    rest = [f"`{REST_COLUMN}` string"] if keeps_rest(pipeline) else []
+    rest = [f"`{REST_COLUMN}` string"] if pipeline.decode.keeps_unknown_fields else []
     topic, partition, offset, timestamp = (f"`{name}`" for name in pipeline.sink.lineage)
     lineage = [f"{topic} string", f"{partition} int", f"{offset} long", f"{timestamp} timestamp"]
     carried = [f"`{column}` {CARRIED[part].spelling}" for part, column in pipeline.carried.items()]
@@ -74,14 +90,24 @@ def decoded_ddl(pipeline: PipelineConfig) -> str:
 
 
 def _query(spark: SparkSession, records: DataFrame, pipeline: PipelineConfig) -> DataFrame:
+    try:
+        frame = _sql(spark, records, pipeline)
+        _ = frame.schema  # Spark Connect would look at the query no sooner than the job starts
+        return frame
+    except PySparkException as error:
+        said = first_line(error).rstrip("; ")
+        said = re.sub(r"\bline (\d+)", lambda at: f"line {int(at[1]) - 1}", said)  # as the user's lines are counted
+        raise ConfigError(f"transform.sql: {said}", advice="The query reads FROM records.") from None
+
+
+def _sql(spark: SparkSession, records: DataFrame, pipeline: PipelineConfig, command: str = "") -> DataFrame:
+    """The user's query with ``records`` as a name in it. Not as a view: the session may have one of this name, two runs
+    may share the session, and Spark Connect looks for it again with each job."""
     assert pipeline.transform is not None
     assert pipeline.transform.sql is not None
-    records.createOrReplaceTempView("records")
-    try:
-        return spark.sql(pipeline.transform.sql)
-    except PySparkException as error:
-        text = str(error).split("\n\nJVM stacktrace")[0].strip()
-        raise ConfigError(f"transform.sql: {text}", advice="The query reads FROM records.") from None
+    query = pipeline.transform.sql.rstrip("; \t\r\n").replace("{", "{{").replace("}", "}}")
+    text = f"{command}WITH records AS (SELECT * FROM {{records}}) SELECT * FROM (\n{query}\n)"
+    return spark.sql(text, records=records)
 
 
 def _headers(rows: pa.RecordBatch, pipeline: PipelineConfig, change: Callable[[pa.Array], pa.Array]) -> pa.RecordBatch:
@@ -97,17 +123,28 @@ def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: PipelineConfig) -
     """The query over a few rows at hand, in the driver, in the order of their offsets."""
     rows = _headers(rows, pipeline, headers_to_text)
     records = spark.createDataFrame(pa.Table.from_batches([rows]), decoded_ddl(pipeline))
-    out = _query(spark, records, pipeline).toArrow().combine_chunks().sort_by(pipeline.sink.lineage[2])
+    out = _query(spark, records, pipeline).toArrow().combine_chunks().sort_by(pipeline.sink.lineage.offset)
     found = out.to_batches()[0] if out.num_rows else pa.RecordBatch.from_pylist([], schema=out.schema)
     return _headers(found, pipeline, headers_from_text)
 
 
-def refuse_wide(frame: DataFrame) -> None:
-    plan = frame._jdf.queryExecution().analyzed()
-    wide = sorted({name for name in _nodes(plan) if name not in NARROW})
-    if plan.subqueriesAll().length():
+def refuse_wide(explained: str) -> None:
+    """By what EXPLAIN EXTENDED says: the one plan that a classic session and Spark Connect both give."""
+    headings = [f"== {name} ==\n" for name in ("Analyzed Logical Plan", "Optimized Logical Plan", "Physical Plan")]
+    if not all(heading in explained for heading in headings):
+        raise ConfigError(
+            "transform.sql: Spark does not show its whole plan",
+            advice="Leave spark.sql.maxPlanStringLength as it is: the plan says whether the query is narrow.",
+        )
+    # From the first to the last: a heading in a text constant of the query must not hide anything.
+    analyzed = explained[explained.index(headings[0]) : explained.rindex(headings[1])]
+    optimized = explained[explained.rindex(headings[1]) : explained.rindex(headings[2])]
+    nodes = [(len(at[1]) // 3, at[2]) for at in _NODE.finditer(analyzed)]
+    wide = sorted({name for _, name in nodes if name not in NARROW})
+    # What is in an expression is shown before a node's children, and one step deeper than they are.
+    if any(depth > before + 1 for (before, _), (depth, _) in pairwise(nodes)):
         wide.append("Subquery")
-    if not wide and "MapInArrow" not in _nodes(frame._jdf.queryExecution().optimizedPlan()):
+    if not wide and "MapInArrow" not in optimized:
         # Spark would then not read a record, and bad ones could not become dead letters.
         raise ConfigError("transform.sql: it leaves every record out", advice="Check its WHERE.")
     if wide:
@@ -118,31 +155,24 @@ def refuse_wide(frame: DataFrame) -> None:
         )
 
 
-def _nodes(plan: Any) -> Iterator[str]:
-    yield plan.nodeName()
-    children = plan.children()
-    for index in range(children.length()):
-        yield from _nodes(children.apply(index))
-
-
-def decode_frame(frame: DataFrame, work: Work, begin: Begin, *, stops: bool = False) -> DataFrame:
+def decode_frame(frame: DataFrame, work: BatchWork, begin: Begin, *, stops: bool = False) -> DataFrame:
     """The query's result over a batch's records, each task leaving its note. ``stops``: as soon as too many of them are
     bad, which nobody else can say before all of them are at hand."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         where, read = begin(iter(batches), work)
-        note, dead, read_so_far = Note(where), Dead(), 0
+        note, dead, read_so_far = Note(where), DeadLetterCounts(), 0
         share = work.pipeline.dead_letters.max_share if stops else 1.0
         for part in decoded(read, work.pipeline, hopeless=HOPELESS if stops else 0)(work.ranges[where]):
             note.offsets.append(part.offsets)
             read_so_far += len(part.offsets)
-            dead.add(part.letters)
+            dead.add(part.dead_letters)
             try:
                 dead.check(work.ranges[where], read_so_far, share, ended=False)
             except TooManyDeadLetters as stop:
                 note.stop = stop
                 break
-            note.letters += part.letters
+            note.letters += part.dead_letters
             note.deletes.append(part.rows.deletes)
             note.last = part.last
             yield _headers(part.rows.rows, work.pipeline, headers_to_text)
@@ -152,7 +182,7 @@ def decode_frame(frame: DataFrame, work: Work, begin: Begin, *, stops: bool = Fa
     return _query(frame.sparkSession, records, work.pipeline)
 
 
-def _note_path(work: Work) -> Path:
+def _note_path(work: BatchWork) -> Path:
     context = TaskContext.get()
     assert context is not None
     # Spark's folder of this executor and this application: nobody else writes there (what is read back is a pickle), no
@@ -161,7 +191,7 @@ def _note_path(work: Work) -> Path:
     return Path(folder, f"avow-{work.batch}-{context.taskAttemptId()}.note")
 
 
-def take_note(work: Work) -> Note | None:
+def take_note(work: BatchWork) -> Note | None:
     """The note of this task attempt, once all rows have gone through. None: this task had no range."""
     path = _note_path(work)
     try:
@@ -173,16 +203,18 @@ def take_note(work: Work) -> Note | None:
     return note
 
 
-def task_partition(work: Work) -> TopicPartition:
+def task_partition(work: BatchWork) -> TopicPartition:
     """Whose range this task has. Not from its rows: a query can say there what it likes."""
     context = TaskContext.get()
     assert context is not None
     return sorted(work.ranges)[context.partitionId()]
 
 
-def prepared(rows: Iterator[pa.RecordBatch], work: Work, where: TopicPartition, note: Note | None = None) -> Preparing:
+def prepared(
+    rows: Iterator[pa.RecordBatch], work: BatchWork, where: TopicPartition, note: Note | None = None
+) -> RangePreparer:
     """The query's rows, then what the note says of the records behind them. A note taken already is given."""
-    offset = work.pipeline.sink.lineage[2]
+    offset = work.pipeline.sink.lineage.offset
 
     def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
         check_lineage(batch, work.pipeline, where)
@@ -196,7 +228,7 @@ def prepared(rows: Iterator[pa.RecordBatch], work: Work, where: TopicPartition, 
             batch = _headers(batch, work.pipeline, headers_from_text)
             columns = batch.schema
             seen.append(numbers(batch.column(offset)))
-            yield Prepared(Rows(batch, batch.slice(0, 0)), np.empty(0, np.int64))
+            yield Prepared(RowChanges(batch, batch.slice(0, 0)), np.empty(0, np.int64))
         told = note or take_note(work)
         assert told is not None
         assert told.where == where
@@ -241,7 +273,7 @@ def _told(note: Note, todo: OffsetRange, columns: pa.Schema | None, seen: np.nda
     batch = deletes.to_batches()[0] if deletes.num_rows else note.deletes[0]
     batch = batch.filter(pc.greater_equal(batch.column(offset), todo.start))
     return Prepared(
-        Rows(pa.RecordBatch.from_pylist([], schema=columns or batch.schema), batch),
+        RowChanges(pa.RecordBatch.from_pylist([], schema=columns or batch.schema), batch),
         offsets[offsets >= todo.start],
         [letter for letter in note.letters if letter.offset >= todo.start],
         last=note.last,

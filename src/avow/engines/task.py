@@ -1,7 +1,7 @@
 """The work on an offset range: judge, decode, write, claim, in the order the guarantee names.
 
 This is the one function that every engine runs. It is handed records as Arrow batches and a sink; it asks the sink for
-acts in the order of ``Guarantee.steps``, and ``ledger`` for every decision. What it gives back is a ``Report``.
+acts in the order of ``Guarantee.steps``, and ``ledger`` for every decision. What it gives back is a ``RangeReport``.
 
 Owns: the order of things inside a task. Must not know: Spark, or how a sink does what it is asked.
 """
@@ -24,16 +24,18 @@ import pyarrow.compute as pc
 
 from avow import ledger
 from avow.arrow import no_rows
-from avow.decode import Decoder, decoder
 from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.errors import AvowError, ConfigError, ProtocolViolation, TooManyDeadLetters, first_line
+from avow.formats import decoder
+from avow.formats.base import Decoder
 from avow.guarantee import Act
+from avow.kafka.batches import COLUMNS
 from avow.kafka.log import Log, TopicPartition, fingerprint
-from avow.kafka.reader import COLUMNS
+from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import PipelineConfig
 from avow.sinks import plugin_of
-from avow.sinks.base import CommittingSink, DeadLetter, Move, Refusal, Rows, StagingSink, TaskSink, Writer
+from avow.sinks.base import CommittingSink, DeadLetter, LedgerUpdate, Refusal, RowChanges, StagingSink, TaskSink, Writer
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
 SHARE_COUNTS_FROM = 1_000
@@ -49,59 +51,59 @@ NOT_OF_A_RECORD = (AvowError, OSError, MemoryError)
 HOPELESS = 1_000  # records that fail one after the other, with none that passes
 
 # Dead letters are handed to the sink when so many bytes of them wait, and not all at the end of a range.
-LETTER_BYTES = 16 * 1024 * 1024
+DEAD_LETTER_BYTES = 16 * 1024 * 1024
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BatchWork:
     """What a batch's tasks have in common. It is pickled into each."""
 
     pipeline: PipelineConfig
     run: int
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
-    brief: object = None  # the ``task_context`` of the sink's driver side
+    task_context: object = None  # the ``task_context`` of the sink's driver side
     topic_ids: Mapping[str, str] = field(default_factory=dict)  # that the ledger knows, of the ranges' topics
     set_aside: str = ""  # why the records are to be dead letters as they are, without being decoded
     hooks: Hooks = NO_HOOKS
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RangeReport:
     """What became of one range."""
 
     done: OffsetRange  # empty for a replay
     counts: Counts
     seconds: float
-    staged: object = None  # the sink's ``task_output``, for the driver's commit, where the acts are the driver's
+    task_output: object = None  # the sink's ``task_output``, for the driver's commit, where the acts are the driver's
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Records that were decoded, on their way into the sink. All rows of a record are in one of these."""
 
-    rows: Rows
+    rows: RowChanges
     offsets: np.ndarray  # of every visible record these came from, ascending
-    letters: list[DeadLetter] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
     skipped: int = 0  # tombstones that the pipeline skips
     last: Fingerprint | None = None  # of the last record
     source: pa.RecordBatch | None = None  # the records themselves, where they are still at hand
 
 
 @dataclass(slots=True)
-class Dead:
+class DeadLetterCounts:
     """The dead letters of a range, as far as its share needs them: how many, why, and which was the first."""
 
     count: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     first: DeadLetter | None = None
 
-    def add(self, letters: Sequence[DeadLetter]) -> None:
-        self.count += len(letters)
-        self.reasons.update(letter.reason for letter in letters)
-        self.first = self.first or next(iter(letters), None)
+    def add(self, dead_letters: Sequence[DeadLetter]) -> None:
+        self.count += len(dead_letters)
+        self.reasons.update(dead_letter.reason for dead_letter in dead_letters)
+        self.first = self.first or next(iter(dead_letters), None)
 
     def check(self, todo: OffsetRange, read: int, share: float, *, ended: bool, advice: str = "") -> None:
         """Stop if more records of the range are bad than the share allows. Before the range has ended, only if the
@@ -128,7 +130,7 @@ class _Outcome:
     written: int = 0
     skipped: int = 0
     last: Fingerprint | None = None
-    dead: Dead = field(default_factory=Dead)
+    dead: DeadLetterCounts = field(default_factory=DeadLetterCounts)
 
     @property
     def counts(self) -> Counts:
@@ -136,38 +138,40 @@ class _Outcome:
 
 
 # The visible records of a range, as Arrow batches.
-Reading = Callable[[OffsetRange], Iterator[pa.RecordBatch]]
+RangeReader = Callable[[OffsetRange], Iterator[pa.RecordBatch]]
 
 # Records of a range, decoded.
-Preparing = Callable[[OffsetRange], Iterator[Prepared]]
+RangePreparer = Callable[[OffsetRange], Iterator[Prepared]]
 
 
-def deliver(prepare: Preparing, planned: OffsetRange, work: Work, sink: TaskSink | StagingSink) -> Report:
-    """Bring one range into the sink, under the pipeline's guarantee; or have it ready for ``commit_staged``."""
+def deliver(prepare: RangePreparer, planned: OffsetRange, work: BatchWork, sink: TaskSink | StagingSink) -> RangeReport:
+    """Bring one range into the sink, under the pipeline's guarantee; or have it ready for ``commit_task_outputs``."""
     started = time.monotonic()
     if isinstance(sink, StagingSink):
         outcome = _write(prepare(planned), planned, work, sink)
         staged = sink.task_output(planned, outcome.counts, outcome.last)
-        return Report(planned, outcome.counts, time.monotonic() - started, staged)
+        return RangeReport(planned, outcome.counts, time.monotonic() - started, staged)
     acting = sink
 
-    def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> Writing:
-        (one,) = todo
-        parts = _held(prepare(one), one, work.pipeline) if claim_first else prepare(one)
-        return lambda: [_write(parts, one, work, acting, claimed=claim_first)]
+    def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> WriteRanges:
+        (range_,) = todo
+        parts = _prepared_before_claim(prepare(range_), range_, work.pipeline) if claim_first else prepare(range_)
+        return lambda: [_write(parts, range_, work, acting, claimed=claim_first)]
 
     ((done, outcome),) = _acts([planned], ready, work, acting)
-    return Report(done, outcome.counts, time.monotonic() - started)
+    return RangeReport(done, outcome.counts, time.monotonic() - started)
 
 
-def _held(prepared: Iterator[Prepared], todo: OffsetRange, pipeline: PipelineConfig) -> Iterator[Prepared]:
+def _prepared_before_claim(
+    prepared: Iterator[Prepared], todo: OffsetRange, pipeline: PipelineConfig
+) -> Iterator[Prepared]:
     """All of a range, read, decoded and transformed, with its share of dead letters judged: whatever of this fails, and
     whatever stops the run, does so before the claim."""
-    dead, parts, read = Dead(), [], 0
+    dead, parts, read = DeadLetterCounts(), [], 0
     for part in prepared:
         parts.append(part)
         read += len(part.offsets)
-        dead.add(part.letters)
+        dead.add(part.dead_letters)
         dead.check(todo, read, pipeline.dead_letters.max_share, ended=False)
     dead.check(todo, read, pipeline.dead_letters.max_share, ended=True)
     return iter(parts)
@@ -179,19 +183,19 @@ def can_join(pipeline: PipelineConfig) -> bool:
 
 
 def deliver_joined(
-    batches: Mapping[OffsetRange, pa.RecordBatch | None], work: Work, sink: TaskSink
+    batches: Mapping[OffsetRange, pa.RecordBatch | None], work: BatchWork, sink: TaskSink
 ) -> dict[OffsetRange, Counts]:
     """Bring small ranges of several partitions into the sink, in the same acts: what an act costs is then paid once.
     ``batches``: the visible records of each, if there are any. What became of each."""
     planned = list(batches)
 
-    def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> Writing:
-        rests = [_rest(batches[whole], one) for whole, one in zip(planned, todo, strict=True)]
-        joined = _Joined(rests, todo, work)
+    def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> WriteRanges:
+        rests = [_rest(batches[whole], range_) for whole, range_ in zip(planned, todo, strict=True)]
+        joined = _JoinedRanges(rests, todo, work)
         return lambda: joined.write(sink, claimed=claim_first)
 
     done = _acts(planned, ready, work, sink)
-    return {one: outcome.counts for one, (_, outcome) in zip(planned, done, strict=True)}
+    return {range_: outcome.counts for range_, (_, outcome) in zip(planned, done, strict=True)}
 
 
 def _rest(batch: pa.RecordBatch | None, todo: OffsetRange) -> pa.RecordBatch:
@@ -201,31 +205,31 @@ def _rest(batch: pa.RecordBatch | None, todo: OffsetRange) -> pa.RecordBatch:
 
 
 # Writes what is ready of some ranges, and says what became of each.
-Writing = Callable[[], list[_Outcome]]
+WriteRanges = Callable[[], list[_Outcome]]
 
 
-class _Readying(Protocol):
-    def __call__(self, todo: Sequence[OffsetRange], *, claim_first: bool) -> Writing:
+class _ReadyRanges(Protocol):
+    def __call__(self, todo: Sequence[OffsetRange], *, claim_first: bool) -> WriteRanges:
         """Make these ranges ready to be written. With ``claim_first`` nothing may be left that can fail but the sink:
         what is claimed and then not written is lost."""
 
 
 def _acts(
-    planned: Sequence[OffsetRange], ready: _Readying, work: Work, sink: TaskSink
+    planned: Sequence[OffsetRange], ready: _ReadyRanges, work: BatchWork, sink: TaskSink
 ) -> list[tuple[OffsetRange, _Outcome]]:
     """The guarantee's acts over these ranges. What of each was left to do, and what became of that."""
     todo: list[OffsetRange] | None = None
-    write: Writing | None = None
+    write: WriteRanges | None = None
     claimed = False
     outcomes = [_Outcome() for _ in planned]
-    places = [TopicPartition(one.topic, one.partition) for one in planned]
+    partitions = [TopicPartition(range_.topic, range_.partition) for range_ in planned]
     for step in work.hooks.order(work.pipeline.guarantee.steps):
         with sink.act():
-            entries = sink.entries(places, lock=Act.CLAIM in step)
+            entries = sink.entries(partitions, lock=Act.CLAIM in step)
             for entry in entries:
                 ledger.check_fence(entry, work.run)
             if todo is None:
-                todo = [ledger.judge(entry.position, one) for entry, one in zip(entries, planned, strict=True)]
+                todo = [ledger.judge(entry.position, range_) for entry, range_ in zip(entries, planned, strict=True)]
                 if not any(todo):
                     break  # a replay: the act is empty, and there is nothing to write
                 write = ready(todo, claim_first=Act.WRITE not in step)
@@ -235,24 +239,24 @@ def _acts(
             if Act.CLAIM in step:
                 sink.claim(
                     [
-                        Move(entry, ledger.claim(entry, one, work.run, outcome.counts, outcome.last), one)
-                        for entry, one, outcome in zip(entries, todo, outcomes, strict=True)
-                        if one
+                        LedgerUpdate(entry, ledger.claim(entry, range_, work.run, outcome.counts, outcome.last), range_)
+                        for entry, range_, outcome in zip(entries, todo, outcomes, strict=True)
+                        if range_
                     ],
                     work.batch,
                 )
                 claimed = True
             elif claimed:
-                for one, outcome in zip(todo, outcomes, strict=True):
-                    if one:
-                        sink.tally(one, outcome.counts, outcome.last)
+                for range_, outcome in zip(todo, outcomes, strict=True):
+                    if range_:
+                        sink.add_counts(range_, outcome.counts, outcome.last)
         work.hooks.reached(f"after-{'-'.join(sorted(step))}", work.batch)
     assert todo is not None
     if claimed and not work.pipeline.guarantee.atomic:
         # Only the sink can have refused so many after the claim. To roll them back would have lost them.
-        for one, outcome in zip(todo, outcomes, strict=True):
+        for range_, outcome in zip(todo, outcomes, strict=True):
             share = work.pipeline.dead_letters.max_share
-            outcome.dead.check(one, outcome.read, share, ended=True, advice=_CLAIMED)
+            outcome.dead.check(range_, outcome.read, share, ended=True, advice=_CLAIMED)
     return list(zip(todo, outcomes, strict=True))
 
 
@@ -262,15 +266,15 @@ _CLAIMED = (
 )
 
 
-def check_topics(work: Work, log: Log) -> None:
+def check_topics(work: BatchWork, log: Log) -> None:
     """Refuse records whose topic was deleted and made again since the run began. To be asked after records were read,
     before anything is done with them: if the topic still has the id, they were its own."""
-    now = {where.topic: topic_id for where, topic_id in log.partitions_of(work.topic_ids).items()}
+    now = {tp.topic: topic_id for tp, topic_id in log.partitions_of(work.topic_ids).items()}
     for topic, topic_id in work.topic_ids.items():
         ledger.check_topic(f"{topic} is read", topic_id, now[topic])
 
 
-def of_these_topics(read: Reading, work: Work, log: Log) -> Reading:
+def of_these_topics(read: RangeReader, work: BatchWork, log: Log) -> RangeReader:
     """The same records, each batch after ``check_topics``."""
 
     def reading(todo: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -284,7 +288,7 @@ def of_these_topics(read: Reading, work: Work, log: Log) -> Reading:
     return reading
 
 
-def commit_staged(parts: Sequence[object], work: Work, sink: CommittingSink) -> None:
+def commit_task_outputs(parts: Sequence[object], work: BatchWork, sink: CommittingSink) -> None:
     """In the driver: the acts of one batch, in the guarantee's order, over what its tasks have staged."""
     work.hooks.reached("staged", work.batch)
     steps = work.hooks.order(work.pipeline.guarantee.steps)
@@ -295,38 +299,40 @@ def commit_staged(parts: Sequence[object], work: Work, sink: CommittingSink) -> 
             work.run,
             work.batch,
             last=step is steps[-1],
-            answered=lambda: work.hooks.reached("commit-unknown", work.batch),
+            on_committed=lambda: work.hooks.reached("commit-unknown", work.batch),
         )
         work.hooks.reached(f"after-{'-'.join(sorted(step))}", work.batch)
 
 
 def _write(
-    prepared: Iterator[Prepared], todo: OffsetRange, work: Work, sink: Writer, *, claimed: bool = False
+    prepared: Iterator[Prepared], todo: OffsetRange, work: BatchWork, sink: Writer, *, claimed: bool = False
 ) -> _Outcome:
-    """Write every record of ``todo``; bury what cannot be taken. ``claimed``: it is no longer possible to stop before
-    the claim."""
+    """Write every record of ``todo``; what cannot be taken is a dead letter. ``claimed``: it is no longer possible to
+    stop before the claim."""
     pipeline = work.pipeline
-    offset_column = pipeline.sink.lineage[2]
+    offset_column = pipeline.sink.lineage.offset
     outcome = _Outcome()
     waiting: list[DeadLetter] = []
     bytes_waiting = 0
 
-    def bury(letters: list[DeadLetter], *, ended: bool) -> None:
+    def add_dead_letters(dead_letters: list[DeadLetter], *, ended: bool) -> None:
         nonlocal waiting, bytes_waiting
-        outcome.dead.add(letters)
+        outcome.dead.add(dead_letters)
         if not claimed:
             outcome.dead.check(todo, outcome.read, pipeline.dead_letters.max_share, ended=ended)
-        waiting += letters
-        bytes_waiting += sum(len(letter.value or b"") + len(letter.key or b"") for letter in letters)
-        if ended or bytes_waiting >= LETTER_BYTES:
-            sink.bury(waiting)
+        waiting += dead_letters
+        bytes_waiting += sum(
+            len(dead_letter.value or b"") + len(dead_letter.key or b"") for dead_letter in dead_letters
+        )
+        if ended or bytes_waiting >= DEAD_LETTER_BYTES:
+            sink.add_dead_letters(waiting)
             waiting, bytes_waiting = [], 0
 
     for part in prepared:
         rows, deletes = part.rows.rows, part.rows.deletes
         any_rows = rows.num_rows or deletes.num_rows
-        given = Rows(work.hooks.rows(rows, offset_column), deletes)
-        refused = sink.write(given).refused if any_rows else {}
+        changes = RowChanges(work.hooks.rows(rows, offset_column), deletes)
+        refused = sink.write(changes).refused if any_rows else {}
         offsets = rows.column(offset_column)
         bad = {offsets[row].as_py(): why for row, why in refused.items()}
         outcome.read += len(part.offsets)
@@ -334,61 +340,63 @@ def _write(
         outcome.written += records - len(bad) + deletes.num_rows
         outcome.skipped += part.skipped
         outcome.last = part.last or outcome.last
-        bury(part.letters + _refused_letters(bad, part.source, todo, pipeline), ended=False)
+        add_dead_letters(part.dead_letters + _refused_dead_letters(bad, part.source, todo, pipeline), ended=False)
         work.hooks.reached("mid-write", work.batch)
     applied = sink.finish(todo)
-    late = _refused_letters(applied.refused, None, todo, pipeline)
+    late = _refused_dead_letters(applied.refused, None, todo, pipeline)
     outcome.written -= applied.skipped + len(late)
     outcome.skipped += applied.skipped
-    bury(late, ended=True)
+    add_dead_letters(late, ended=True)
     if pipeline.transform is not None:
         outcome.skipped = outcome.read - outcome.dead.count - outcome.written  # what the transform left out
     return outcome
 
 
-class _Joined:
+class _JoinedRanges:
     """The records of several ranges, decoded as one, with the share of each judged; then put into the sink as one."""
 
-    def __init__(self, batches: Sequence[pa.RecordBatch], todo: Sequence[OffsetRange], work: Work) -> None:
+    def __init__(self, batches: Sequence[pa.RecordBatch], todo: Sequence[OffsetRange], work: BatchWork) -> None:
         self._batches, self._todo, self._work = batches, todo, work
-        for batch, one in zip(batches, todo, strict=True):
+        for batch, range_ in zip(batches, todo, strict=True):
             if batch.num_rows:
-                check_batch(batch, one, one.start)
+                check_batch(batch, range_, range_.start)
         self._whole = pa.concat_batches(batches)
         pipeline = work.pipeline
         self._found = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul).decode(self._whole)
-        self._letters = {d.index: _letter(self._whole, d.index, d.reason, d.detail) for d in self._found.dead}
+        self._letters = {d.index: _dead_letter(self._whole, d.index, d.reason, d.detail) for d in self._found.refused}
         self._outcomes({}, judged=True)
 
     def write(self, sink: Writer, *, claimed: bool) -> list[_Outcome]:
-        pipeline, whole, found = self._work.pipeline, self._whole, self._found
-        rows = _with_lineage(found.rows, whole, found.kept, pipeline)
-        deletes = _with_lineage(found.deletes, whole, found.deleted, pipeline)
-        given = Rows(self._work.hooks.rows(rows, pipeline.sink.lineage[2]), deletes)
-        refused = sink.write(given).refused if whole.num_rows else {}
-        places = {found.kept[row].as_py(): why for row, why in refused.items()}
-        late = {index: _letter(whole, index, REFUSED, why) for index, why in places.items()}
+        pipeline, whole, decoded = self._work.pipeline, self._whole, self._found
+        rows = _with_lineage(decoded.rows, whole, decoded.rows_at, pipeline)
+        deletes = _with_lineage(decoded.deletes, whole, decoded.deletes_at, pipeline)
+        changes = RowChanges(self._work.hooks.rows(rows, pipeline.sink.lineage.offset), deletes)
+        refused = sink.write(changes).refused if whole.num_rows else {}
+        places = {decoded.rows_at[row].as_py(): why for row, why in refused.items()}
+        late = {index: _dead_letter(whole, index, REFUSED, why) for index, why in places.items()}
         outcomes = self._outcomes(late, judged=not claimed)
         self._work.hooks.reached("mid-write", self._work.batch)
-        letters = self._letters | late
-        sink.bury([letters[index] for index in sorted(letters)])
+        dead_letters = self._letters | late
+        sink.add_dead_letters([dead_letters[index] for index in sorted(dead_letters)])
         return outcomes
 
     def _outcomes(self, late: Mapping[int, DeadLetter], *, judged: bool) -> list[_Outcome]:
         """What becomes of each range if the sink refuses these."""
-        found, letters = self._found, {**self._letters, **late}
+        decoded, dead_letters = self._found, {**self._letters, **late}
         ends = np.cumsum([batch.num_rows for batch in self._batches])
-        taken = np.searchsorted(numbers(found.kept), ends) + np.searchsorted(numbers(found.deleted), ends)
+        taken = np.searchsorted(numbers(decoded.rows_at), ends) + np.searchsorted(numbers(decoded.deletes_at), ends)
         taken -= np.searchsorted(sorted(late), ends)
         outcomes = []
-        for batch, one, end, taken_here in zip(self._batches, self._todo, ends, np.diff(taken, prepend=0), strict=True):
+        for batch, range_, end, taken_here in zip(
+            self._batches, self._todo, ends, np.diff(taken, prepend=0), strict=True
+        ):
             count, written = batch.num_rows, int(taken_here)
-            mine = [letters[index] for index in sorted(letters) if end - count <= index < end]
+            of_range = [dead_letters[index] for index in sorted(dead_letters) if end - count <= index < end]
             last = last_fingerprint(batch) if count else None
-            outcome = _Outcome(count, written, count - len(mine) - written, last)
-            outcome.dead.add(mine)
+            outcome = _Outcome(count, written, count - len(of_range) - written, last)
+            outcome.dead.add(of_range)
             if judged:
-                outcome.dead.check(one, count, self._work.pipeline.dead_letters.max_share, ended=True)
+                outcome.dead.check(range_, count, self._work.pipeline.dead_letters.max_share, ended=True)
             outcomes.append(outcome)
         return outcomes
 
@@ -399,7 +407,9 @@ def decode_batch(batch: pa.RecordBatch, pipeline: PipelineConfig) -> Prepared:
     return _decode(batch, decode, python_transform(pipeline), pipeline)
 
 
-def decoded(read: Reading, pipeline: PipelineConfig, *, ahead: bool = True, hopeless: int = HOPELESS) -> Preparing:
+def decoded(
+    read: RangeReader, pipeline: PipelineConfig, *, ahead: bool = True, hopeless: int = HOPELESS
+) -> RangePreparer:
     """Read and decode records, and put them through the Python transform if there is one. ``ahead``: a batch while the
     one before is written; for a single batch that costs a thread, and brings nothing. ``hopeless``: so many records
     that fail, with none that passes, are not the records' fault; 0 takes them for bad all the same."""
@@ -413,27 +423,30 @@ def decoded(read: Reading, pipeline: PipelineConfig, *, ahead: bool = True, hope
 
     def each(todo: OffsetRange) -> Iterator[Prepared]:
         decode = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul)
-        # Looked up here, inside the act: a module that this executor lacks is then told by name, and not tried again.
-        change = python_transform(pipeline)
+        # Looked up here, inside the act: a module that this executor lacks is then reported by name, and not tried
+        # again.
+        transform = python_transform(pipeline)
         position = todo.start
         for batch in read(todo):
             check_batch(batch, todo, position)
             position = batch.column("offset")[-1].as_py() + 1
-            yield from _decode_apart(batch, decode, change, pipeline, hopeless)
+            yield from _decode_apart(batch, decode, transform, pipeline, hopeless)
 
     return prepare
 
 
-def set_aside(read: Reading, pipeline: PipelineConfig, why: str) -> Preparing:
+def set_aside(read: RangeReader, pipeline: PipelineConfig, why: str) -> RangePreparer:
     """Read records, and make dead letters of them as they are."""
-    nothing = pa.RecordBatch.from_pylist([], schema=pa.schema([(pipeline.sink.lineage[2], pa.int64())]))
+    nothing = pa.RecordBatch.from_pylist([], schema=pa.schema([(pipeline.sink.lineage.offset, pa.int64())]))
 
     def prepare(todo: OffsetRange) -> Iterator[Prepared]:
         for batch in read(todo):
             check_batch(batch, todo, todo.start)
-            letters = [_letter(batch, index, UNPROCESSABLE, why) for index in range(batch.num_rows)]
+            dead_letters = [_dead_letter(batch, index, UNPROCESSABLE, why) for index in range(batch.num_rows)]
             offsets = numbers(batch.column("offset"))
-            yield Prepared(Rows(nothing, nothing), offsets, letters, last=last_fingerprint(batch), source=batch)
+            yield Prepared(
+                RowChanges(nothing, nothing), offsets, dead_letters, last=last_fingerprint(batch), source=batch
+            )
 
     return prepare
 
@@ -490,29 +503,44 @@ def numbers(array: pa.Array) -> np.ndarray[Any, np.dtype[Any]]:
     return values[array.offset : array.offset + len(array)]
 
 
+def from_memory(records: pa.RecordBatch | None) -> RangeReader:
+    """Records that were read before, for ``decoded``."""
+
+    def read(todo: OffsetRange) -> Iterator[pa.RecordBatch]:
+        if records is None:
+            return
+        offsets = numbers(records.column("offset"))
+        first, end = (int(np.searchsorted(offsets, offset)) for offset in (todo.start, todo.until))
+        part = max(1, min(BATCH_RECORDS, BATCH_BYTES * records.num_rows // max(1, records.nbytes)))
+        for start in range(first, end, part):
+            yield records.slice(start, min(part, end - start))
+
+    return read
+
+
 def check_batch(batch: pa.RecordBatch, wanted: OffsetRange, position: int) -> None:
     """Refuse records that are not of the range, or not in its order: nothing may rest on the reader's word alone."""
     offsets = numbers(batch.column("offset"))
     partition, topic = numbers(batch.column("partition")), batch.column("topic")
     in_order = offsets[0] >= position and offsets[-1] < wanted.until and bool(np.all(np.diff(offsets) > 0))
     one_topic = topic[0].as_py() == wanted.topic and pc.count_distinct(topic).as_py() == 1
-    one = one_topic and bool(np.all(partition == wanted.partition))
-    if not (in_order and one):
+    one_partition = one_topic and bool(np.all(partition == wanted.partition))
+    if not (in_order and one_partition):
         raise ProtocolViolation(f"records from {batch.slice(0, 1).to_pylist()} are not those of {wanted}, in order")
 
 
 def _decode_apart(
-    batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: PipelineConfig, hopeless: int
+    batch: pa.RecordBatch, decode: Decoder, transform: Transform | None, pipeline: PipelineConfig, hopeless: int
 ) -> list[Prepared]:
     """A batch, decoded and transformed. Where that raises, its halves are, and what a single record raises makes it a
     dead letter. If none of them passes, it is not the records' fault, and raised."""
-    found: list[Prepared] = []
+    prepared: list[Prepared] = []
     failed = 0
 
     def halves(part: pa.RecordBatch) -> None:
         nonlocal failed
         try:
-            found.append(_decode(part, decode, change, pipeline))
+            prepared.append(_decode(part, decode, transform, pipeline))
         except NOT_OF_A_RECORD:
             raise
         except Exception as error:
@@ -522,43 +550,43 @@ def _decode_apart(
                 halves(part.slice(middle))
                 return
             failed += 1
-            if failed == min(batch.num_rows, hopeless) and failed == len(found) + 1:  # nothing has passed
+            if failed == min(batch.num_rows, hopeless) and failed == len(prepared) + 1:  # nothing has passed
                 raise
-            empty = _decode(part.slice(0, 0), decode, change, pipeline)
-            letter = _letter(part, 0, UNPROCESSABLE, f"{type(error).__name__}: {first_line(error)}")
+            empty = _decode(part.slice(0, 0), decode, transform, pipeline)
+            dead_letter = _dead_letter(part, 0, UNPROCESSABLE, f"{type(error).__name__}: {first_line(error)}")
             offsets, last = numbers(part.column("offset")), last_fingerprint(part)
-            found.append(replace(empty, offsets=offsets, letters=[letter], last=last, source=part))
+            prepared.append(replace(empty, offsets=offsets, dead_letters=[dead_letter], last=last, source=part))
 
     halves(batch)
-    return found
+    return prepared
 
 
-def _decode(batch: pa.RecordBatch, decode: Decoder, change: Transform | None, pipeline: PipelineConfig) -> Prepared:
-    found = decode.decode(batch)
-    rows = _with_lineage(found.rows, batch, found.kept, pipeline)
-    if change is not None:
-        rows = _changed(change, rows, pipeline)
+def _decode(batch: pa.RecordBatch, decode: Decoder, transform: Transform | None, pipeline: PipelineConfig) -> Prepared:
+    decoded = decode.decode(batch)
+    rows = _with_lineage(decoded.rows, batch, decoded.rows_at, pipeline)
+    if transform is not None:
+        rows = _transformed(transform, rows, pipeline)
     return Prepared(
-        rows=Rows(rows, _with_lineage(found.deletes, batch, found.deleted, pipeline)),
+        rows=RowChanges(rows, _with_lineage(decoded.deletes, batch, decoded.deletes_at, pipeline)),
         offsets=numbers(batch.column("offset")),
-        letters=[_letter(batch, dead.index, dead.reason, dead.detail) for dead in found.dead],
-        skipped=found.skipped,
+        dead_letters=[_dead_letter(batch, bad.index, bad.reason, bad.detail) for bad in decoded.refused],
+        skipped=decoded.skipped,
         last=last_fingerprint(batch) if batch.num_rows else None,
         source=batch,
     )
 
 
 def _with_lineage(
-    rows: pa.RecordBatch, batch: pa.RecordBatch, kept: pa.Int64Array, pipeline: PipelineConfig
+    rows: pa.RecordBatch, batch: pa.RecordBatch, at: pa.Int64Array, pipeline: PipelineConfig
 ) -> pa.RecordBatch:
     """Rows with the four columns that carry their records' identity, and what else of them the sink wants."""
-    whole = len(kept) == batch.num_rows
+    whole = len(at) == batch.num_rows
     columns = [batch.column(name) for name in ("topic", "partition", "offset", "timestamp")]
     columns += [batch.column("value").is_null() if p == "tombstone" else batch.column(p) for p in pipeline.carried]
-    lineage = columns if whole else [column.take(kept) for column in columns]
-    lineage[3] = lineage[3].cast(pa.timestamp("us", "UTC"))  # of those that are kept it can hold every one
+    topic, partition, offset, timestamp, *carried = columns if whole else [column.take(at) for column in columns]
+    timestamp = timestamp.cast(pa.timestamp("us", "UTC"))  # of those that are kept it can hold every one
     names = [*rows.schema.names, *pipeline.sink.lineage, *pipeline.carried.values()]
-    return pa.RecordBatch.from_arrays([*rows.columns, *lineage], names=names)
+    return pa.RecordBatch.from_arrays([*rows.columns, topic, partition, offset, timestamp, *carried], names=names)
 
 
 def python_transform(pipeline: PipelineConfig) -> Transform | None:
@@ -576,16 +604,16 @@ def python_transform(pipeline: PipelineConfig) -> Transform | None:
     return function
 
 
-def _changed(change: Transform, rows: pa.RecordBatch, pipeline: PipelineConfig) -> pa.RecordBatch:
+def _transformed(transform: Transform, rows: pa.RecordBatch, pipeline: PipelineConfig) -> pa.RecordBatch:
     """Rows after the transform, if each still belongs to a record it came from."""
-    out = change(rows)
+    out = transform(rows)
     missing = [name for name in (*pipeline.sink.lineage, *pipeline.carried.values()) if name not in out.schema.names]
     if missing:
         raise ConfigError(
             f"transform: the rows have lost {', '.join(missing)}",
             advice="Every row keeps its record's identity: pass the lineage columns through.",
         )
-    topic, partition, offset = pipeline.sink.lineage[:3]
+    topic, partition, offset, _ = pipeline.sink.lineage
     if rows.num_rows:
         check_lineage(out, pipeline, TopicPartition(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py()))
     # Without ``min_count`` the answer about no row at all is neither yes nor no.
@@ -594,10 +622,10 @@ def _changed(change: Transform, rows: pa.RecordBatch, pipeline: PipelineConfig) 
     return out
 
 
-def check_lineage(rows: pa.RecordBatch, pipeline: PipelineConfig, where: TopicPartition) -> None:
+def check_lineage(rows: pa.RecordBatch, pipeline: PipelineConfig, tp: TopicPartition) -> None:
     """Refuse rows of a transform that are no longer of the partition they came from, or not in its order."""
-    topic, partition, offset = pipeline.sink.lineage[:3]
-    for name, value in ((topic, where.topic), (partition, where.partition)):
+    topic, partition, offset, _ = pipeline.sink.lineage
+    for name, value in ((topic, tp.topic), (partition, tp.partition)):
         if rows.num_rows and pc.unique(rows.column(name)).to_pylist() != [value]:
             raise _changed_lineage(name)
     if np.any(np.diff(numbers(rows.column(offset))) < 0):
@@ -626,7 +654,7 @@ def _record(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
     return record | {"timestamp_ms": -1 if stamp is None else stamp // per_ms}
 
 
-def _letter(batch: pa.RecordBatch, index: int, reason: str, detail: str) -> DeadLetter:
+def _dead_letter(batch: pa.RecordBatch, index: int, reason: str, detail: str) -> DeadLetter:
     record = _record(batch, index)
     return DeadLetter(
         topic=batch.column("topic")[index].as_py(),
@@ -646,7 +674,7 @@ def _reason(reason: str, detail: str) -> str:
     return f"{reason}-{detail.code}" if isinstance(detail, Refusal) and detail.code else reason
 
 
-def _refused_letters(
+def _refused_dead_letters(
     refused: Mapping[int, str], source: pa.RecordBatch | None, todo: OffsetRange, pipeline: PipelineConfig
 ) -> list[DeadLetter]:
     """Dead letters of records that only the sink refused, by offset."""
@@ -655,14 +683,14 @@ def _refused_letters(
     if source is not None:
         offsets = numbers(source.column("offset"))
         places = {offset: int(np.searchsorted(offsets, offset)) for offset in refused}
-        return [_letter(source, places[offset], REFUSED, why) for offset, why in sorted(refused.items())]
+        return [_dead_letter(source, places[offset], REFUSED, why) for offset, why in sorted(refused.items())]
     # The records have gone by, or went through SQL without their bytes: read them again.
     with Log(pipeline.source, pipeline.name) as log:
-        found = log.records(TopicPartition(todo.topic, todo.partition), sorted(refused))
+        records = log.records(TopicPartition(todo.topic, todo.partition), sorted(refused))
     return [
         DeadLetter(
             *(todo.topic, todo.partition, r.offset, r.timestamp_ms, r.key, r.value, r.headers),
             *(_reason(REFUSED, refused[r.offset]), str(refused[r.offset])),
         )
-        for r in found
+        for r in records
     ]

@@ -1,1 +1,1 @@
-"""What avow asks of Kafka: metadata, and later producing, consuming and telling groups their positions."""
+"""Everything that talks to Kafka: connections, admin requests, the log, readers, the group member."""

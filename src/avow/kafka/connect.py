@@ -1,7 +1,8 @@
-"""Clients of Kafka, made from the pipeline's settings, and what they say made fit to be shown.
+"""Connections to Kafka: clients made from the user's settings, and librdkafka's errors translated into avow's.
 
-Owns: the settings that all clients have in common, and that no value of the environment or of a setting is shown. Must
-not know: what a client is used for. Its neighbours are ``log``, ``reader`` and the Kafka sink.
+Owns: the settings that all clients share, which errors are permanent, and that no message shows a value of the
+environment or of a client setting. Must not know: what a client is used for. Its neighbours are ``admin``, ``log``,
+``reader``, ``group`` and the Kafka sink.
 """
 
 from __future__ import annotations
@@ -9,35 +10,23 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import confluent_kafka as client
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from avow.errors import ConfigError
+from avow.errors import AvowError, ConfigError, SourceError
 from avow.kafka.metadata import QUIET
-from avow.settings import Source, revealed
+from avow.settings import Source, unwrap_secrets
 
 _SHORT_S = 0.1  # from 0.2 on, confluent-kafka makes several of one wait
 
-
-def settings_of(source: Source) -> dict[str, Any]:
-    return settings_at(source.brokers, revealed(source.kafka))
-
-
-def settings_at(brokers: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """What a client of a cluster has, with the user's own settings."""
-    settings: dict[str, Any] = {"bootstrap.servers": brokers}
-    if not any(name.startswith("reconnect.backoff.") for name in given):
-        # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
-        settings["reconnect.backoff.max.ms"] = 250
-    return {**settings, **given}
-
-
-# What no broker and no time will mend: settings and rights.
+# What no broker and no time will change: settings and rights.
 _PERMANENT = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
@@ -47,6 +36,26 @@ _PERMANENT = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
+# The broker says why the request itself cannot be fulfilled; retrying does not help. With what does, where we know.
+_REFUSED = {
+    KafkaError.INVALID_CONFIG: "",
+    KafkaError.INVALID_PARTITIONS: "",
+    KafkaError.INVALID_REPLICATION_FACTOR: "",
+    KafkaError.POLICY_VIOLATION: "",
+    KafkaError.TOPIC_EXCEPTION: "",  # a name that no topic may have
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "The brokers' transaction.max.timeout.ms is lower: lower "
+    "transaction.timeout.ms in the client's settings.",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "The ledger needs about 400 bytes and 24 for each output topic: raise the "
+    "brokers' offset.metadata.max.bytes.",
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: "The cluster does not support transactions: upgrade it.",
+}
+_ADVICE = {
+    KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the topic are in sync: check the brokers.",
+    KafkaError.UNKNOWN_MEMBER_ID: "A consumer has joined the pipeline's consumer group: stop that consumer.",
+}
+_CHECK_TOPICS = "Check that the topics exist: one may have just been deleted."
+_ADVICE |= dict.fromkeys((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT), _CHECK_TOPICS)
+
 # A handshake is also broken off by a broker that is going down, and a login by a token server that is away.
 _TLS_CODES = (KafkaError._SSL, KafkaError._TRANSPORT)  # librdkafka (2.16) has most of them as the latter
 _TLS_REFUSED = re.compile(
@@ -59,28 +68,128 @@ Answer = TypeVar("Answer")
 Client = TypeVar("Client", AdminClient, client.Consumer, client.Producer)
 
 
-def made(kind: type[Client], settings: dict[str, Any], given: Mapping[str, str], key: str = "source.kafka") -> Client:
-    """A client with these settings. What it does not take of the user's own (``given``, which the file has under
-    ``key``) is a ``ConfigError`` that names it."""
-    try:
-        return kind(settings, logger=QUIET)
-    except (KafkaException, TypeError, ValueError, AttributeError) as error:
-        text = _complaint(error)
-        keys = [f"{key}.{name}" for name in _culprits(given, text)] or [key]
-        # Not "from error": librdkafka quotes values.
-        raise ConfigError(
-            f"{', '.join(keys)}: librdkafka, Kafka's C client, says: {strike(given.values(), text)}",
-            advice="Client settings are spelled as librdkafka spells them; some of Java's are not among them.",
-        ) from None
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A cluster, the user's client settings for it, and how messages speak of them."""
+
+    bootstrap_servers: str
+    config: Mapping[str, str] = field(default_factory=dict)  # as librdkafka names them
+    shown: str = ""  # bootstrap_servers as the user wrote them; empty: they are no secret
+    key: str = "source.kafka"  # where the user writes the config
+    error: type[AvowError] = SourceError  # for a failure that may pass
+    # For the advice on rights that are missing:
+    topics: Collection[str] = ()
+    rights: Collection[str] = ("Read", "Describe")
+    group: str = "GROUP"
+    transactional_ids: str = "PREFIX"
+
+    @classmethod
+    def of(cls, source: Source, group: str = "GROUP", *, key: str = "source.kafka") -> Connection:
+        shown, topics = source.shown("brokers"), source.topics
+        return cls(source.brokers, unwrap_secrets(source.kafka), shown, key, topics=topics, group=group)
+
+    def __str__(self) -> str:
+        return self.shown or self.bootstrap_servers
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What every client of the cluster has, the user's own settings last."""
+        settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
+        if not any(name.startswith("reconnect.backoff.") for name in self.config):
+            # Reconnects soon after a refused connection: librdkafka's own back-off grows to ten seconds.
+            settings["reconnect.backoff.max.ms"] = 250
+        return {**settings, **self.config}
+
+    def make_client(
+        self, kind: type[Client], own: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None
+    ) -> Client:
+        """A client with the user's settings, over these ``defaults`` and below our ``own``. A setting of the user's
+        that librdkafka refuses is a ``ConfigError`` that names it."""
+        try:
+            return kind({**(defaults or {}), **self.settings, **own}, logger=QUIET)
+        except (KafkaException, TypeError, ValueError, AttributeError) as error:
+            text = _complaint(error)
+            keys = [f"{self.key}.{name}" for name in _culprits(self.config, text)] or [self.key]
+            # Not "from error": librdkafka quotes values.
+            raise ConfigError(
+                f"{', '.join(keys)}: librdkafka, Kafka's C client, refused it: {redact(self.config.values(), text)}",
+                advice="Use librdkafka's setting names; some settings of the Java client do not exist there.",
+            ) from None
+
+    def redact(self, text: str) -> str:
+        """Without any value that a client setting or the environment gave."""
+        secrets = list(self.config.values())
+        if str(self) != self.bootstrap_servers:
+            for broker in self.bootstrap_servers.split(","):
+                secrets += [broker, broker.rpartition(":")[0]]
+        return redact(secrets, text)
+
+    def translate(self, action: str, error: KafkaError, advice: str = "") -> AvowError:
+        """librdkafka's error as ours. ``what`` was tried, as a verb: "create topic t"."""
+        reason = self.redact(words(error))
+        if is_permanent(error):
+            return ConfigError(f"Kafka at {self} refused to {action}: {reason}", advice=self.grant(error))
+        if error.code() in _REFUSED:
+            return ConfigError(f"Kafka at {self} refused to {action}: {reason}", advice=_REFUSED[error.code()])
+        advice = _ADVICE.get(error.code(), "") or advice or self.check_brokers
+        return self.error(f"Kafka at {self} could not {action}: {reason}", advice=advice)
+
+    @contextmanager
+    def translate_errors(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            raise self.translate(action, error.args[0]) from None
+        except TimeoutError:
+            raise self.translate(action, KafkaError(KafkaError._TIMED_OUT)) from None
+
+    @property
+    def check_brokers(self) -> str:
+        return (
+            f"Check that the cluster is up, and that {self.address} and the security settings in {self.key} are right."
+        )
+
+    @property
+    def address(self) -> str:
+        return "source.brokers" if self.key == "source.kafka" else "the address"  # a sink's may be the source's
+
+    def grant(self, error: KafkaError) -> str:
+        """What ends a permanent error."""
+        match error.code():
+            case KafkaError._SSL | KafkaError._TRANSPORT:
+                return (
+                    f"Check security.protocol and the ssl.* settings in {self.key}: ssl.ca.location must hold the CA "
+                    "that signed the brokers' certificates."
+                )
+            case KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                operations = [f"--operation {right}" for right in self.rights]
+                topics = [f"--topic {name}" for name in self.topics or ["TOPIC"]]
+                return f"Grant the user access to the topics: {_ACLS} {' '.join([*operations, *topics])}"
+            case KafkaError.GROUP_AUTHORIZATION_FAILED:
+                return f"Grant the user access to the consumer group: {_ACLS} --operation Read --group {self.group}"
+            case KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                return (
+                    f"Grant the user access to the transactional ids: {_ACLS} --operation Write --operation Describe "
+                    f"--resource-pattern-type prefixed --transactional-id {self.transactional_ids}"
+                )
+            case KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+                return f"Grant the user access to the cluster: {_ACLS} --operation IdempotentWrite --cluster"
+            case _:
+                return f"Check security.protocol and the sasl.* settings in {self.key}: mechanism, user and password."
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Whether it stays until somebody changes settings or rights. Anything else may pass, and is tried again."""
+    """Whether it stays until somebody changes settings or rights. Anything else may pass, and is retried."""
     if error.code() in _TLS_CODES:
         return _TLS_REFUSED.search(error.str()) is not None
     if error.code() == KafkaError._AUTHENTICATION:
         return _SASL_PASSING.search(error.str()) is None
     return error.code() in _PERMANENT
+
+
+def is_refused(error: KafkaError) -> bool:
+    """Whether the broker refuses the request itself: a configuration, a name, a number."""
+    return error.code() in _REFUSED
 
 
 def of_the_group(error: KafkaError | None) -> bool:
@@ -94,46 +203,10 @@ def words(error: KafkaError) -> str:
     return re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())
 
 
-def first_permanent(complaints: Iterable[KafkaError]) -> KafkaError | None:
-    """Of what a client's connections complained of (its ``error_cb``). A request over them only says that it timed out,
+def first_permanent(errors: Iterable[KafkaError]) -> KafkaError | None:
+    """Of what a client's connections reported (its ``error_cb``). A request over them only says that it timed out,
     after as long as it may take."""
-    return next((error for error in list(complaints) if is_permanent(error)), None)
-
-
-def grant(
-    error: KafkaError,
-    key: str = "source.kafka",
-    *,
-    topics: Collection[str] = (),
-    rights: Iterable[str] = ("Read", "Describe"),
-    group: str = "GROUP",
-    transactional_ids: str = "PREFIX",
-) -> str:
-    """What ends a permanent error. ``key``: where the file has the client's settings. ``rights``: what is
-    done to the topics."""
-    match error.code():
-        case KafkaError._SSL | KafkaError._TRANSPORT:
-            return (
-                f"Check security.protocol and the ssl.* settings in {key}: ssl.ca.location must hold the CA that "
-                "signed the brokers' certificates."
-            )
-        case KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            words = [
-                *(f"--operation {right}" for right in rights),
-                *(f"--topic {name}" for name in topics or ["TOPIC"]),
-            ]
-            return f"Grant the user its topics: {_ACLS} {' '.join(words)}"
-        case KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return f"Grant the user the consumer group: {_ACLS} --operation Read --group {group}"
-        case KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return (
-                f"Grant the user its transactional ids: {_ACLS} --operation Write --operation Describe "
-                f"--resource-pattern-type prefixed --transactional-id {transactional_ids}"
-            )
-        case KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-            return f"Grant the user the cluster: {_ACLS} --operation IdempotentWrite --cluster"
-        case _:
-            return f"Check security.protocol and the sasl.* settings in {key}: mechanism, user and password."
+    return next((error for error in list(errors) if is_permanent(error)), None)
 
 
 def in_time(timeout_s: float, call: Callable[[], Answer], watch: Callable[[], None] = lambda: None) -> Answer:
@@ -160,15 +233,15 @@ def in_time(timeout_s: float, call: Callable[[], Answer], watch: Callable[[], No
 
 
 def unless_refused(
-    one: AdminClient | client.Producer, complaints: Iterable[KafkaError], timeout_s: float, call: Callable[[], Answer]
+    producer: client.Producer, errors: Iterable[KafkaError], timeout_s: float, call: Callable[[], Answer]
 ) -> Answer:
-    """The answer of a call that waits for this client; or, at once, what its connections complain of if it stays so.
-    ``complaints`` is where its ``error_cb`` puts them."""
+    """The answer of a call that waits for this producer; or, at once, a permanent error of its connections.
+    ``errors`` is where its ``error_cb`` puts them."""
 
     def watch() -> None:
-        one.poll(0)
-        if (complaint := first_permanent(complaints)) is not None:
-            raise KafkaException(complaint)
+        producer.poll(0)
+        if (error := first_permanent(errors)) is not None:
+            raise KafkaException(error)
 
     return in_time(timeout_s, call, watch)
 
@@ -191,9 +264,9 @@ def _complaint(error: Exception) -> str:
     return cause.str() if isinstance(cause, KafkaError) else str(cause)
 
 
-def _culprits(given: Mapping[str, str], text: str) -> list[str]:
-    named = [name for name in given if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
-    return named or [name for name, value in given.items() if _complains(name, value, text)]
+def _culprits(config: Mapping[str, str], text: str) -> list[str]:
+    named = [name for name in config if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
+    return named or [name for name, value in config.items() if _complains(name, value, text)]
 
 
 def _complains(name: str, value: str, text: str) -> bool:
@@ -210,8 +283,8 @@ _PUBLIC = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "PLAIN", "GSSAPI", 
 _PUBLIC |= {"SCRAM-SHA-256", "SCRAM-SHA-512", "HTTPS", "DEFAULT", "OIDC", "ALL", "READ_COMMITTED", "EARLIEST", "LATEST"}
 
 
-def strike(values: Iterable[str], text: str) -> str:
-    """The text with every value that may be a secret, and every word that stands in one, struck out."""
+def redact(values: Iterable[str], text: str) -> str:
+    """The text without any value that may be a secret, and any word that is part of one."""
     known = sorted((value for value in values if value and value.upper() not in _PUBLIC), key=len, reverse=True)
     for value in known:
         text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)

@@ -16,10 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from avow.errors import SourceError
-from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition, answers
+from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Lag:
     topic: str
     partition: int
     position: int
-    stable_end: int | None  # None: nobody says it, for the partition has no leader
+    stable_end: int | None  # None: not known, because the partition has no leader
     records: int | None  # an upper bound: markers and aborted records in between are counted
     seconds: float | None  # None: nothing to wait for, or not known; then the note says why
     note: str
@@ -53,84 +51,72 @@ class Lag:
 
 def names(log: Log) -> dict[str, str]:
     """Every group -> its state."""
-
-    def request(timeout_s: float) -> Any:
-        found = answers({"": log.admin.list_consumer_groups(request_timeout=timeout_s)}, timeout_s)[""]
-        if found.errors:  # of a broker that did not answer: its groups are not in the list
-            raise KafkaException(found.errors[0])
-        return found
-
-    listed = log.ask("for its groups", request)
-    return {one.group_id: _word(one.state) for one in sorted(listed.valid, key=lambda one: one.group_id)}
+    listed = sorted(log.admin.list_groups(), key=lambda group: group.group_id)
+    return {group.group_id: _word(group.state) for group in listed}
 
 
 def describe(log: Log, groups: Iterable[str]) -> list[Group]:
-    wanted = sorted(set(groups))
-    if not wanted:
-        return []
-    found = log.ask(
-        "for the members of groups",
-        lambda timeout_s: answers(log.admin.describe_consumer_groups(wanted, request_timeout=timeout_s), timeout_s),
-    )
     return [
         Group(
             name,
-            _word(one.state),
+            _word(group.state),
             tuple(
                 Member(
                     member.client_id,
                     member.host.lstrip("/"),
                     tuple(f"{p.topic}/{p.partition}" for p in member.assignment.topic_partitions),
                 )
-                for member in one.members
+                for member in group.members
             ),
         )
-        for name, one in found.items()
+        for name, group in log.admin.describe_groups(set(groups)).items()
     ]
 
 
 def lag(log: Log, group: str) -> list[Lag]:
     """Of every partition for which the group has a position."""
-    there = {TopicPartition(one.topic, one.partition): one for one in log.cluster().partitions}
-    committed = log.committed([group], there)[group]
+    partitions = {
+        TopicPartition(partition.topic, partition.partition): partition for partition in log.cluster().partitions
+    }
+    committed = log.admin.committed_offsets([group], partitions)[group]
     # A question about a partition without a leader has no answer, and would take the others' with it.
-    led = {where: offset for where, (offset, _) in committed.items() if there[where].leader >= 0}
+    led = {tp: offset for tp, (offset, _) in committed.items() if partitions[tp].leader >= 0}
     offsets, stable = log.offsets(led), log.stable_ends(led)
-    behind = {where: offset for where, offset in led.items() if offset < stable[where]}
+    behind = {tp: offset for tp, offset in led.items() if offset < stable[tp]}
     # Retention may have passed a position: the oldest record that is left is then what it waits for.
-    stamps = log.timestamps_at({where: max(offset, offsets[where][0]) for where, offset in behind.items()})
+    stamps = log.timestamps_at({tp: max(offset, offsets[tp][0]) for tp, offset in behind.items()})
     now = time.time()
     return [
-        _lag(group, where, *committed[where], offsets[where], stable[where], stamps.get(where), now)
-        if where in led
-        else _unled(group, where, *committed[where])
-        for where in sorted(committed)
+        _lag(group, tp, *committed[tp], offsets[tp], stable[tp], stamps.get(tp), now)
+        if tp in led
+        else _unled(group, tp, *committed[tp])
+        for tp in sorted(committed)
     ]
 
 
 def refuse_missing(log: Log, groups: Iterable[str]) -> None:
-    """A ``SourceError`` names a group that is not there."""
+    """Raises ``SourceError`` for a group that does not exist."""
     known = names(log)
     for group in groups:
         if group not in known and not positions(log, [group])[group]:
             raise SourceError(
-                f"there is no group {group}",
-                advice="`avow groups` lists those there are. Kafka forgets one without members and positions.",
+                f"consumer group {group} does not exist",
+                advice="`avow groups` lists the groups. Kafka removes a group without members and committed offsets.",
             )
 
 
 def positions(log: Log, groups: Iterable[str]) -> dict[str, dict[TopicPartition, int]]:
     """What many groups have committed. All are asked at once."""
-    there = _there(log)
+    tps = _there(log)
     return {
-        group: {where: at for where, (at, _) in found.items()}
-        for group, found in log.committed(list(groups), there).items()
+        group: {tp: at for tp, (at, _) in offsets.items()}
+        for group, offsets in log.admin.committed_offsets(list(groups), tps).items()
     }
 
 
 def _lag(
     group: str,
-    where: TopicPartition,
+    tp: TopicPartition,
     position: int,
     metadata: str,
     offsets: tuple[int, int],
@@ -141,26 +127,26 @@ def _lag(
     earliest, end = offsets
     notes = []
     if position < earliest:
-        notes.append(f"retention has deleted {earliest - position:,} offsets that it has not read")
+        notes.append(f"retention has deleted {earliest - position:,} unread offsets")
     if position > end:
         notes.append(f"the log ends at {end:,}, before the position")
     if end > stable:
-        notes.append(f"a transaction is open: {end - stable:,} offsets wait for its end")
+        notes.append(f"a transaction is open: {end - stable:,} offsets wait for it to end")
     # Without a record that is visible, all that follows are markers or aborted records.
     records = stable - max(position, earliest) if stamp_ms is not None else 0
     seconds = max(0.0, now - stamp_ms / 1000) if stamp_ms is not None and stamp_ms != NO_TIMESTAMP else None
     if stamp_ms == NO_TIMESTAMP:
-        notes.append("how long is not known: the oldest record that waits has no timestamp")
+        notes.append("age unknown: the oldest unread record has no timestamp")
     note = "; ".join(notes)
-    return Lag(group, where.topic, where.partition, position, stable, records, seconds, note, metadata)
+    return Lag(group, tp.topic, tp.partition, position, stable, records, seconds, note, metadata)
 
 
-def _unled(group: str, where: TopicPartition, position: int, metadata: str) -> Lag:
-    return Lag(group, where.topic, where.partition, position, None, None, None, "it has no leader", metadata)
+def _unled(group: str, tp: TopicPartition, position: int, metadata: str) -> Lag:
+    return Lag(group, tp.topic, tp.partition, position, None, None, None, "the partition has no leader", metadata)
 
 
 def _there(log: Log) -> list[TopicPartition]:
-    return [TopicPartition(one.topic, one.partition) for one in log.cluster().partitions]
+    return [TopicPartition(partition.topic, partition.partition) for partition in log.cluster().partitions]
 
 
 def _word(state: Any) -> str:

@@ -7,10 +7,10 @@
 ================  ==============================================================================================
 
 Kafka's header names are bytes; the client gives text, and fails for a name that is not UTF-8. Such a name reads as
-``avow-name-not-utf8``, the values as they are, and ``decode`` makes the record a dead letter.
+``avow-name-not-utf8``, the values as they are, and ``formats`` makes the record a dead letter.
 
 Owns: their names and spelling, reading them. Must not know: who makes or reads them. Its neighbours are
-``avow.clients.producer``, ``avow.decode`` and the Kafka sink.
+``avow.clients.producer``, ``avow.formats`` and the Kafka sink.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _readable(message: client.Message) -> Headers:
     except (SystemError, UnicodeDecodeError):
         pairs = []
     parts = [(pair, gc.get_referents(pair)) for pair in pairs]
-    headers = [pair if len(there) == len(pair) else (NOT_UTF8, there[0]) for pair, there in parts]
+    headers = [pair if len(parts_) == len(pair) else (NOT_UTF8, parts_[0]) for pair, parts_ in parts]
     return headers if NOT_UTF8 in dict(headers) else [*headers, (NOT_UTF8, None)]
 
 

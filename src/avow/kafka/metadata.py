@@ -1,4 +1,8 @@
-"""Who leads what, and which replicas are in sync: one metadata request, as frozen values."""
+"""Partitions, their leaders and the replicas in sync, as frozen values; and a plain client for a local cluster.
+
+Owns: these values. Must not know: client settings. Its neighbour is ``admin``, which makes the requests of everybody
+else: with retries, the user's settings and errors that say what to do.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,17 @@ from avow.errors import SourceError
 QUIET = logging.getLogger("avow.librdkafka")
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +55,28 @@ class ClusterView:
 
 
 def admin(bootstrap: str) -> AdminClient:
-    # Looks again soon after a refused connection: librdkafka's own back-off grows to ten seconds.
+    # Reconnects soon after a refused connection: librdkafka's own back-off grows to ten seconds.
     return AdminClient({"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 250}, logger=QUIET)
 
 
 def view(client: AdminClient, timeout_s: float = 5) -> ClusterView:
-    """Ask for everything at once. Raises ``SourceError`` if no broker answers in time."""
+    """One metadata request. Raises ``SourceError`` if no broker answers in time."""
     try:
-        told = client.list_topics(timeout=timeout_s)
+        listed = client.list_topics(timeout=timeout_s)
     except KafkaException as error:
         raise SourceError(f"no broker answered within {timeout_s:g} s: {error.args[0].str()}") from error
-    return as_view(told)
+    return as_view(listed)
 
 
-def as_view(told: ClusterMetadata) -> ClusterView:
+def as_view(listed: ClusterMetadata) -> ClusterView:
     """The client's answer as our own values."""
     return ClusterView(
-        cluster_id=told.cluster_id,
-        controller=told.controller_id,
-        brokers={broker.id: f"{broker.host}:{broker.port}" for broker in told.brokers.values()},
+        cluster_id=listed.cluster_id,
+        controller=listed.controller_id,
+        brokers={broker.id: f"{broker.host}:{broker.port}" for broker in listed.brokers.values()},
         partitions=tuple(
             Partition(name, number, part.leader, tuple(part.replicas), tuple(part.isrs))
-            for name, topic in sorted(told.topics.items())
+            for name, topic in sorted(listed.topics.items())
             for number, part in sorted(topic.partitions.items())
         ),
     )

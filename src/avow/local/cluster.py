@@ -1,7 +1,7 @@
 """The local cluster as a whole: up, down, status, and its parts by name for faults.
 
 Everything is in one folder (``.avow`` by default): ``cluster.json`` says what it is made of, each part has a
-folder with its data, its log and its pid. The folder is the only state: any process can look, mend or stop.
+folder with its data, its log and its pid. The folder is the only state: any process can inspect, repair or stop it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 import random
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +25,9 @@ from avow.errors import LocalError, SourceError
 from avow.kafka import metadata
 from avow.local import jars, java
 from avow.local.broker import Broker, Doors, kafka_uuid
-from avow.local.part import Part, State
+from avow.local.part import ClusterPart, PartState
 from avow.local.postgres import Postgres, programs
+from avow.retry import poll_until
 
 READY_TIMEOUT_S = 90
 # Below the range from which the kernel takes ports for outgoing connections: a client that keeps trying to
@@ -59,7 +59,7 @@ class Layout:
         except (ValueError, KeyError, TypeError) as error:
             raise LocalError(
                 f"{path} cannot be read: {error}",
-                advice="`avow up --fresh` starts over with an empty cluster.",
+                advice="`avow up --fresh` starts an empty cluster.",
             ) from error
 
     def write(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class PartStatus:
     name: str
-    state: State
+    state: PartState
     address: str
     pid: int | None
     version: str
@@ -80,7 +80,7 @@ class PartStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ClusterStatus:
     folder: str
     bootstrap: str
     postgres_url: str | None
@@ -91,7 +91,7 @@ class Status:
 
     @property
     def all_up(self) -> bool:
-        return not self.problem and all(part.state is State.UP for part in self.parts)
+        return not self.problem and all(part.state is PartState.UP for part in self.parts)
 
 
 class Cluster:
@@ -120,16 +120,16 @@ class Cluster:
         postgres = self.postgres()
         return postgres.url if postgres else None
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ClusterPart]:
         postgres = self.postgres()
         return [*self.brokers(), *([postgres] if postgres else [])]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> ClusterPart:
         """One part by name, for its handles: kill, pause, resume, stop, start."""
         for part in self.parts():
             if part.name == name:
                 return part
-        raise LocalError(f"no part named {name}; there are {', '.join(p.name for p in self.parts())}")
+        raise LocalError(f"the cluster has no part named {name}; its parts: {', '.join(p.name for p in self.parts())}")
 
     def brokers(self) -> list[Broker]:
         layout = self.layout
@@ -164,7 +164,7 @@ class Cluster:
                 self._stop_all(progress)
                 self._erase()
             progress("jars", f"{len(jars.classpath('kafka'))} verified, Java {java.find().version}")
-            self._lay_out(brokers, postgres, kafka_port, postgres_port, doors)
+            self._write_layout(brokers, postgres, kafka_port, postgres_port, doors)
             with ThreadPoolExecutor(1) as beside:
                 database = beside.submit(self._start_postgres, progress)
                 self._start_brokers(progress)
@@ -188,7 +188,7 @@ class Cluster:
         self.part(name).stop()
         self.start(name)
 
-    def status(self) -> Status:
+    def status(self) -> ClusterStatus:
         postgres = self.postgres()
         controller, partitions, problem = None, tuple[metadata.Partition, ...](), ""
         try:
@@ -196,8 +196,8 @@ class Cluster:
             controller, partitions = view.controller, view.partitions
         except SourceError as error:
             problem = str(error)
-        version = postgres.version() if postgres and postgres.state is State.UP else None
-        return Status(
+        version = postgres.version() if postgres and postgres.state is PartState.UP else None
+        return ClusterStatus(
             folder=str(self.folder),
             bootstrap=self.bootstrap,
             postgres_url=postgres.url if postgres else None,
@@ -234,7 +234,7 @@ class Cluster:
         except BlockingIOError:
             raise LocalError(
                 f"another avow is starting or stopping the cluster in {self.folder}",
-                advice="Wait for it, then try again.",
+                advice="Wait until it has finished, then try again.",
             ) from None
         finally:
             os.close(handle)
@@ -245,7 +245,7 @@ class Cluster:
             shutil.rmtree(part.folder, ignore_errors=True)
         self._file.unlink()
 
-    def _lay_out(
+    def _write_layout(
         self,
         brokers: int | None,
         postgres: bool | None,
@@ -253,46 +253,39 @@ class Cluster:
         postgres_port: int | None,
         doors: tuple[Doors, ...],
     ) -> None:
-        """Decide ports, or check what was decided before against what is asked now."""
-        old = self.layout if self.exists else None
-        if old and brokers not in (None, len(old.broker_ports)):
+        """Write the layout of a new cluster, or that of the existing one with the ports and parts of now."""
+        blank = Layout(kafka_uuid(), jars.KAFKA_VERSION, (0,) * (brokers or 3), (), 0, doors)  # 0: a port to be chosen
+        old = self.layout if self.exists else blank
+        if brokers not in (None, len(old.broker_ports)):
             raise LocalError(
                 f"the cluster in {self.folder} has {len(old.broker_ports)} brokers, not {brokers}",
-                advice="Use --fresh to start over with an empty one, or --dir for a second cluster.",
+                advice="Use --fresh to start an empty cluster, or --dir for a second one.",
             )
-        count = len(old.broker_ports) if old else brokers or 3
-        with_postgres = (old is None or old.postgres_port is not None) if postgres is None else postgres
+        with_postgres = old.postgres_port is not None if postgres is None else postgres
         if with_postgres:
             programs()  # that it is installed is known before anything starts
+        running = {part.port for part in self.parts() if part.process()} if self.exists else set[int]()
         pick = PortPicker()
-        running = {part.port for part in self.parts() if part.process()} if old else set[int]()
 
-        def choose(asked: int | None, before: int | None) -> int:
-            if before in running and asked in (None, before):
+        def choose(requested: int | None, before: int | None) -> int:
+            if before and before in running and requested in (None, before):
                 return pick.keep(before)
-            if asked is not None:
-                return pick.take(asked)
+            if requested is not None:
+                return pick.take(requested)
             return pick.again(before) if before else pick.free()
 
         broker_ports = tuple(
-            choose(kafka_port + n if kafka_port else None, old.broker_ports[n] if old else None) for n in range(count)
+            choose(kafka_port + n if kafka_port else None, port) for n, port in enumerate(old.broker_ports)
         )
         # A live controller's port must not change under the others; with none alive, any will do.
-        if old and any(part.process() for part in self.brokers()):
-            controller_ports = old.controller_ports
-        else:
-            controller_ports = tuple(pick.free() for _ in range(count))
-        database = choose(postgres_port, old.postgres_port if old else None) if with_postgres else None
-        if old and old.postgres_port and not with_postgres:
+        controller_ports = old.controller_ports
+        if not running & set(old.broker_ports):
+            controller_ports = tuple(pick.free() for _ in broker_ports)
+        database = choose(postgres_port, old.postgres_port) if with_postgres else None
+        if old.postgres_port and not with_postgres:
             Postgres(self.folder / "postgres", old.postgres_port).stop()
-        Layout(
-            cluster_id=old.cluster_id if old else kafka_uuid(),
-            kafka_version=jars.KAFKA_VERSION,
-            broker_ports=broker_ports,
-            controller_ports=controller_ports,
-            postgres_port=database,
-            doors=old.doors if old else doors,
-        ).write(self._file)
+        new = replace(old, kafka_version=jars.KAFKA_VERSION, broker_ports=broker_ports)
+        replace(new, controller_ports=controller_ports, postgres_port=database).write(self._file)
 
     def _start_brokers(self, progress: Progress) -> None:
         brokers = self.brokers()
@@ -327,28 +320,28 @@ class Cluster:
     def _await_brokers(self, names: set[str], progress: Progress = lambda _part, _text: None) -> None:
         waiting = {broker.number: broker for broker in self.brokers() if broker.name in names}
         client = metadata.admin(self.bootstrap)
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while waiting:
+
+        def ready() -> bool:
             for broker in waiting.values():
                 broker.check_running()
-            if time.monotonic() > deadline:
-                late = next(iter(waiting.values()))
-                raise LocalError(f"{late.name} is not ready after {READY_TIMEOUT_S} s", advice=f"Log: {late.log}")
-            try:
+            live: dict[int, str] = {}
+            with suppress(SourceError):
                 live = metadata.view(client, timeout_s=1).brokers
-            except SourceError:
-                live = {}
             for number in sorted(live.keys() & waiting.keys()):
                 progress(waiting[number].name, f"ready at {waiting.pop(number).address}")
-            time.sleep(0.1)
+            return not waiting
+
+        if waiting and not poll_until(ready, READY_TIMEOUT_S):
+            late = next(iter(waiting.values()))
+            raise LocalError(f"{late.name} is not ready after {READY_TIMEOUT_S} s", advice=f"See its log: {late.log}")
 
     def _await_postgres(self, postgres: Postgres) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while postgres.version() is None:
+        def ready() -> bool:
             postgres.check_running()
-            if time.monotonic() > deadline:
-                raise LocalError(f"postgres is not ready after {READY_TIMEOUT_S} s", advice=f"Log: {postgres.log}")
-            time.sleep(0.05)
+            return postgres.version() is not None
+
+        if not poll_until(ready, READY_TIMEOUT_S, every_s=0.05):
+            raise LocalError(f"postgres is not ready after {READY_TIMEOUT_S} s", advice=f"See its log: {postgres.log}")
 
     def _warm_up(self) -> None:
         """Make the internal topics of transactions and groups now, so that the first client does not wait."""
@@ -359,7 +352,7 @@ class Cluster:
             producer.init_transactions(READY_TIMEOUT_S)
             consumer.committed([], timeout=READY_TIMEOUT_S)
         except KafkaException as error:
-            raise LocalError(f"transactions are not ready: {error.args[0].str()}") from error
+            raise LocalError(f"Kafka's internal topics are not ready: {error.args[0].str()}") from error
         finally:
             consumer.close()
 
@@ -375,7 +368,7 @@ class Cluster:
 
 
 class PortPicker:
-    """Hands out distinct ports that nothing listens on. A free one is given only once in a process: whoever got it may
+    """Hands out distinct ports that nothing listens on. A free one is given only once in a process: its owner may
     not listen yet."""
 
     _gone: ClassVar[set[int]] = set()
@@ -390,7 +383,9 @@ class PortPicker:
     def take(self, port: int) -> int:
         """A port that was asked for, or an error that names it."""
         if port in self._given or not _is_free(port):
-            raise LocalError(f"port {port} is taken", advice="Ask for another, or leave it out: free ones are found.")
+            raise LocalError(
+                f"port {port} is in use", advice="Choose another port, or omit the option to use a free one."
+            )
         return self.keep(port)
 
     def again(self, port: int) -> int:
@@ -419,8 +414,8 @@ def _is_free(port: int) -> bool:
 def disk_use(folder: Path) -> int:
     """Bytes really taken on disk: Kafka's index files are sparse."""
     total = 0
-    for where, folders, files in os.walk(folder):  # with thousands of partitions, pathlib takes seconds
+    for path, folders, files in os.walk(folder):  # with thousands of partitions, pathlib takes seconds
         for name in (*folders, *files):
             with suppress(FileNotFoundError):  # it was deleted while we looked
-                total += os.lstat(f"{where}/{name}").st_blocks * 512
+                total += os.lstat(f"{path}/{name}").st_blocks * 512
     return total

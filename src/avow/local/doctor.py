@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from avow import native
 from avow.errors import LocalError
-from avow.local import jars, java, spark
+from avow.local import broker, jars, java, spark
+from avow.local.class_archive import ClassArchive
 from avow.local.postgres import programs
 
 MEMORY_GB = 4  # three brokers take 1 GB, Spark 2
@@ -38,28 +40,34 @@ def checks(folder: Path) -> Iterator[Check]:
     complete = all(jar.is_right() for name in jars.ROOTS for jar in jars.locked(name))
     yield _cache(complete)
     yield _registry(complete)
-    yield _archive()
+    yield from _archives(complete)
     yield _postgres()
+    yield _native()
+
+
+def _native() -> Check:
+    why_not = native.why_not()
+    return Check("avow-native", True, f"not used ({why_not}): slower, otherwise the same" if why_not else "used")
 
 
 def _python() -> Check:
-    found = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python", sys.version_info >= (3, 11), found, "avow needs Python 3.11 or newer.")
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("Python", sys.version_info >= (3, 11), version, "avow needs Python 3.11 or newer.")
 
 
 def _java() -> Iterator[Check]:
     try:
-        found = java.find()
+        installed = java.find()
     except LocalError as error:
         yield Check("Java", False, str(error), error.advice)
         return
-    yield Check("Java", True, f"{found.version} ({found.path})")
-    missing = found.missing_modules()
+    yield Check("Java", True, f"{installed.version} ({installed.path})")
+    missing = installed.missing_modules()
     yield Check(
         "Java modules",
         not missing,
-        f"missing: {', '.join(missing)}" if missing else "all that Kafka and Spark need",
-        "This is a slimmed-down runtime. Install a full one, or set JAVA_HOME to one.",
+        f"missing: {', '.join(missing)}" if missing else "Kafka and Spark have all they need",
+        "This is a reduced Java runtime. Install a full one, or set JAVA_HOME to one.",
     )
 
 
@@ -69,40 +77,47 @@ def _memory() -> Check:
         "memory",
         available >= MEMORY_GB,
         f"{available:.1f} GB available",
-        f"{MEMORY_GB} GB are wanted for three brokers and Spark. End something, or use `avow up --brokers 1`.",
+        f"Three brokers and Spark need {MEMORY_GB} GB. Free some memory, or use `avow up --brokers 1`.",
     )
 
 
 def _disk(folder: Path) -> Check:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 1e9
     return Check(
         "disk",
         free >= DISK_GB,
-        f"{free:.1f} GB free at {there}",
-        f"{DISK_GB} GB are wanted. Free some, or use --dir to put the cluster elsewhere.",
+        f"{free:.1f} GB free at {existing}",
+        f"The cluster needs {DISK_GB} GB. Free some space, or put the cluster elsewhere with --dir.",
     )
 
 
 def _cache(complete: bool) -> Check:
     folder = jars.repository()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     return Check(
         "jar folder",
-        complete or os.access(there, os.W_OK),
-        f"{folder}, {'complete' if complete else 'not complete: `avow up` fetches what is missing'}",
-        "It cannot be written. Set M2_REPO to a folder that can.",
+        complete or os.access(existing, os.W_OK),
+        f"{folder}, {'complete' if complete else 'incomplete: `avow up` fetches the missing jars'}",
+        "The folder is not writable. Set M2_REPO to one that is.",
     )
 
 
-def _archive() -> Check:
-    if not find_spec("pyspark"):
-        return Check("Spark", True, "not installed, and needed by the Spark engine only: pip install 'avow[spark]'")
+def _archives(complete: bool) -> Iterator[Check]:
+    if complete:
+        yield _archive(broker.class_archive())
+    if find_spec("pyspark"):
+        yield _archive(spark.class_archive())
+    else:
+        yield Check("Spark", True, "not installed; only the Spark engine needs it: pip install 'avow[spark]'")
+
+
+def _archive(archive: ClassArchive) -> Check:
     try:
-        made = spark.archive()
-    except LocalError:  # no Java, which is told already
-        made = None
-    return Check("Spark's start", True, f"quick ({made})" if made else "slow: `avow setup` makes it quick")
+        path = archive.made()
+    except LocalError:  # no Java, which has its own check
+        path = None
+    return Check(f"{archive.name}'s start", True, f"quick ({path})" if path else "slow: `avow setup` makes it quick")
 
 
 def _registry(complete: bool) -> Check:
@@ -112,7 +127,7 @@ def _registry(complete: bool) -> Check:
         return Check(
             "registry",
             complete,
-            f"no answer ({type(error).__name__}){', and none needed' if complete else ''}",
+            f"no response ({type(error).__name__}){'; not needed, all jars are present' if complete else ''}",
             "Check the network, or set AVOW_MAVEN_MIRROR to a Maven repository you can reach.",
         )
     return Check("registry", True, "answers")
@@ -120,9 +135,13 @@ def _registry(complete: bool) -> Check:
 
 def _postgres() -> Check:
     try:
-        told = subprocess.run([programs() / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(
+            [programs() / "postgres", "--version"], capture_output=True, text=True, check=True
+        ).stdout
     except LocalError as error:
         return Check("PostgreSQL", False, str(error), error.advice)
     except (OSError, subprocess.CalledProcessError) as error:
-        return Check("PostgreSQL", False, str(error), "Its wheel is broken: install avow again (`make setup`).")
-    return Check("PostgreSQL", True, told.strip())
+        return Check(
+            "PostgreSQL", False, str(error), "The wheel of PostgreSQL is broken: reinstall avow (`make setup`)."
+        )
+    return Check("PostgreSQL", True, output.strip())

@@ -1,14 +1,14 @@
 """Jars by Maven coordinates: pinned in ``jars.lock``, fetched with jgo, verified before every use.
 
 The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker
-runs on, ``spark`` is what Spark needs to read Kafka, ``bench`` and ``lake`` are what only benches want. Jars live in
+runs on, ``dashboard`` holds the JavaScript of the dashboard, ``bench`` and ``lake`` are for the benches. Jars live in
 Maven's local repository, so what Maven or another tool has fetched is used as it is; nothing is asked of the network
 for a jar that is there and right. A jar that is there and wrong (cut short, altered) is fetched again.
 
 Settings, all from the environment: ``M2_REPO`` moves the folder (Maven's own habit), ``AVOW_MAVEN_MIRROR``
 names another repository to fetch from. No address is written here: the default is jgo's.
 
-``python -m avow.local.jars fetch [SET ...]`` brings the jars (without a name: ``kafka`` and ``spark``);
+``python -m avow.local.jars fetch [SET ...]`` brings the jars (without a name: ``kafka``);
 ``... lock`` resolves the sets anew.
 """
 
@@ -50,10 +50,13 @@ ROOTS = {
     ),
 }
 RESOLVED_FURTHER = {"kafka"}
-# Nothing that avow does needs these, so they are fetched only when they are asked for by name. The lists are explicit:
-# pyspark ships the rest, and resolving Spark's Kafka source would ask for a token-provider jar that was never published
-# for this version (the one of 4.0.0 works).
+# Fetched only when they are asked for by name. The lists are explicit: pyspark ships the rest, and resolving Spark's
+# Kafka source would ask for a token-provider jar that was never published for this version (the one of 4.0.0 works).
 ON_REQUEST = {
+    "dashboard": (  # unpacked by dashboard/assets.py
+        "org.webjars.npm:htmx.org:2.0.10",
+        "org.webjars.npm:chart.js:4.5.1",
+    ),
     "bench": (  # what Spark's own Kafka source and JDBC writer need
         f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}",
         "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -137,7 +140,7 @@ def _fetch_all(name: str, wanted: list[Jar], *, quiet: bool) -> None:
             list(pool.map(lambda jar: _fetch(jar, Path(folder), lambda n: progress.advance(bar, n)), wanted))
     except OSError as error:
         raise LocalError(
-            f"cannot keep jars in {repository()}: {error}",
+            f"cannot store jars in {repository()}: {error}",
             advice="Make the folder writable, or set M2_REPO to another one.",
         ) from error
 
@@ -154,9 +157,9 @@ def _fetch(jar: Jar, folder: Path, advance: Callable[[int], None]) -> None:
             except Exception as error:  # noqa: BLE001 - jgo lets any error of its HTTP client through
                 problem = f"{type(error).__name__}: {error}"
                 continue
-            found = digest(fetched)
-            if found != jar.sha256:
-                problem = f"what came has SHA-256 {found}, the lock says {jar.sha256}"
+            actual = digest(fetched)
+            if actual != jar.sha256:
+                problem = f"the downloaded file has SHA-256 {actual}, but jars.lock has {jar.sha256}"
                 continue
             jar.path.parent.mkdir(parents=True, exist_ok=True)
             fetched.replace(jar.path)
@@ -164,7 +167,7 @@ def _fetch(jar: Jar, folder: Path, advance: Callable[[int], None]) -> None:
     raise LocalError(
         f"cannot fetch {jar.coordinate}: {problem}",
         advice="Check the network, or set AVOW_MAVEN_MIRROR to a Maven repository you can reach. "
-        "Jars already fetched are kept; run the command again to go on.",
+        "Fetched jars are kept; run the command again to continue.",
     )
 
 
@@ -191,7 +194,7 @@ def _resolve(context: MavenContext, coordinate: str) -> Path:
 
 
 def reach_registry() -> None:
-    """Ask the registry for one small file, into a folder that is thrown away. Raises if it cannot be had."""
+    """Download one small file from the repository into a temporary folder. Raises if that fails."""
     group, artifact, version = ROOTS["kafka"][0].split(":")
     with tempfile.TemporaryDirectory() as folder:
         context = _context(Path(folder))
@@ -215,8 +218,8 @@ def write_lock() -> None:
 def _with_dependencies(roots: tuple[str, ...]) -> list[str]:
     import jgo
 
-    found = [artifact for root in roots for artifact in jgo.resolve(root)]
-    return list(dict.fromkeys(f"{a.groupId}:{a.artifactId}:{a.version}" for a in found))
+    artifacts = [artifact for root in roots for artifact in jgo.resolve(root)]
+    return list(dict.fromkeys(f"{a.groupId}:{a.artifactId}:{a.version}" for a in artifacts))
 
 
 def main(arguments: list[str]) -> None:

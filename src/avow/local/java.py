@@ -53,18 +53,18 @@ class Java:
 def find() -> Java:
     """JAVA_HOME's java, else the one on PATH; refused if it is older than what Kafka runs on."""
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
-    if found is None:
-        where = f"JAVA_HOME ({home})" if home else "PATH"
-        raise LocalError(f"no java in {where}", advice=ADVICE)
+    executable = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
+    if executable is None:
+        place = f"JAVA_HOME ({home})" if home else "PATH"
+        raise LocalError(f"no java executable in {place}", advice=ADVICE)
     try:
-        told = subprocess.run([found, "-version"], capture_output=True, text=True, check=True).stderr
+        output = subprocess.run([executable, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError) as error:
-        raise LocalError(f"{found} does not run: {error}", advice=ADVICE) from error
-    match = re.search(r'version "((\d+)[^"]*)"', told)
+        raise LocalError(f"{executable} cannot be run: {error}", advice=ADVICE) from error
+    match = re.search(r'version "((\d+)[^"]*)"', output)
     if match is None:
-        raise LocalError(f"{found} does not tell its version: {told.strip()}", advice=ADVICE)
-    java = Java(Path(found), int(match[2]), match[1])
+        raise LocalError(f"{executable} does not report its version: {output.strip()}", advice=ADVICE)
+    java = Java(Path(executable), int(match[2]), match[1])
     if java.major < OLDEST:
-        raise LocalError(f"{found} is Java {java.version}, {OLDEST} is needed", advice=ADVICE)
+        raise LocalError(f"{executable} is Java {java.version}; avow needs {OLDEST} or newer", advice=ADVICE)
     return java

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import TypedDict
 import psutil
 
 from avow.errors import LocalError
+from avow.retry import poll_until
 
 SIGNAL_TIMEOUT_S = 30
 LOG_LINES_SHOWN = 15
@@ -29,7 +29,7 @@ LOG_LINES_SHOWN = 15
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
-class State(StrEnum):
+class PartState(StrEnum):
     UP = "up"
     PAUSED = "paused"
     DOWN = "down"
@@ -50,7 +50,7 @@ def living(process: psutil.Process) -> bool:
     return False
 
 
-class Part(ABC):
+class ClusterPart(ABC):
     """A named process with a folder of its own."""
 
     stop_signal: Signals = SIGTERM
@@ -96,14 +96,14 @@ class Part(ABC):
         return process.pid if process else None
 
     @property
-    def state(self) -> State:
+    def state(self) -> PartState:
         process = self.process()
         try:
             if process:
-                return State.PAUSED if process.status() == psutil.STATUS_STOPPED else State.UP
+                return PartState.PAUSED if process.status() == psutil.STATUS_STOPPED else PartState.UP
         except psutil.NoSuchProcess:
             pass
-        return State.DOWN
+        return PartState.DOWN
 
     def start(self) -> None:
         """Start it in the background, if it is not running. Does not wait until it is ready."""
@@ -130,16 +130,17 @@ class Part(ABC):
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         tail = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
         raise LocalError(
-            f"{self.name} did not stay up; the end of its log:\n{tail}", advice=f"The whole log: {self.log}"
+            f"{self.name} ended right after its start; the end of its log:\n{tail}",
+            advice=f"See the whole log: {self.log}",
         )
 
     def ask_to_stop(self) -> None:
-        """Ask it to end, without waiting. A paused process is woken, for it could not hear otherwise."""
+        """Ask it to end, without waiting. A paused process is resumed first, or it could not handle the signal."""
         self._signal(self.stop_signal, alone=True)
         self.resume()
 
     def stop(self) -> None:
-        """End it: ask, wait, and if it does not listen, kill. Nothing of it is left, nor its pid file."""
+        """Stop it: SIGTERM, wait, and SIGKILL if it does not end. Removes the pid file."""
         self.ask_to_stop()
         if not self._until(lambda: not self.process()):
             self.kill()
@@ -154,17 +155,19 @@ class Part(ABC):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(SIGCONT)
         if not self._until(lambda: not self.process() and not any(map(living, family))):
-            raise LocalError(f"{self.name} does not die", advice="Look at it with ps; a disk may hang.")
+            raise LocalError(
+                f"{self.name} did not end after SIGKILL", advice="Inspect it with ps; it may be blocked on a disk."
+            )
 
     def pause(self) -> None:
-        """SIGSTOP, with all its children, and return once it stands still."""
+        """SIGSTOP, with all its children, and return once it is stopped."""
         self._signal(SIGSTOP)
-        self._until(lambda: self.state is not State.UP)
+        self._until(lambda: self.state is not PartState.UP)
 
     def resume(self) -> None:
         """SIGCONT, with all its children, and return once it moves again."""
         self._signal(SIGCONT)
-        self._until(lambda: self.state is not State.PAUSED)
+        self._until(lambda: self.state is not PartState.PAUSED)
 
     def _signal(self, number: Signals, *, alone: bool = False) -> None:
         for process in self._family()[: 1 if alone else None]:
@@ -183,9 +186,4 @@ class Part(ABC):
 
     def _until(self, done: Callable[[], bool]) -> bool:
         """Signals take effect a moment later: wait for it, within bounds."""
-        deadline = time.monotonic() + SIGNAL_TIMEOUT_S
-        while not done():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+        return poll_until(done, SIGNAL_TIMEOUT_S, every_s=0.02)

@@ -21,7 +21,7 @@ import psycopg
 
 from avow import extras
 from avow.errors import LocalError
-from avow.local.part import Identity, Part
+from avow.local.part import ClusterPart, Identity
 
 
 @cache
@@ -34,7 +34,7 @@ def programs() -> Path:
     return Path(wheel.origin).parent / "pginstall18" / "bin"
 
 
-class Postgres(Part):
+class Postgres(ClusterPart):
     stop_signal = SIGINT  # PostgreSQL's "fast" shutdown: end sessions, write everything, stop
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -67,7 +67,7 @@ class Postgres(Part):
         if owner := self.identity():
             os.chown(self.folder, owner["user"], owner["group"])
             for path in (self.folder, programs()):
-                _let_through(path)
+                _grant_traversal(path)
         if (self._data / "PG_VERSION").exists():
             return
         making = self.folder / "data.new"
@@ -84,7 +84,7 @@ class Postgres(Part):
             **self.identity(),
         )
         if done.returncode:
-            raise LocalError(f"cannot make a database in {self._data}:\n{done.stdout}{done.stderr}")
+            raise LocalError(f"initdb failed in {self._data}:\n{done.stdout}{done.stderr}")
         making.rename(self._data)
 
     def version(self) -> str | None:
@@ -96,7 +96,7 @@ class Postgres(Part):
             return None
 
 
-def _let_through(path: Path) -> None:
+def _grant_traversal(path: Path) -> None:
     """Let the server's user pass (not list or read) every folder above ``path``."""
     for folder in path.parents:
         mode = stat.S_IMODE(folder.stat().st_mode)

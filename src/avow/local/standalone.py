@@ -10,7 +10,6 @@ Owns: how master and workers are started, and when they are ready. Must not know
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +22,8 @@ import pyspark
 from avow.errors import LocalError
 from avow.local import java
 from avow.local.cluster import PortPicker
-from avow.local.part import Part
+from avow.local.part import ClusterPart
+from avow.retry import poll_until
 
 READY_TIMEOUT_S = 60
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -33,7 +33,7 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _open = build_opener(ProxyHandler({})).open
 
 
-class _Daemon(Part):
+class _Daemon(ClusterPart):
     """A JVM of Spark's own that runs executors or gives them out."""
 
     main: str
@@ -93,10 +93,10 @@ class Master(_Daemon):
         """The ports of the workers that it counts as alive; none if it does not answer."""
         try:
             with _open(f"{self.page}/json/", timeout=2) as answer:
-                told: dict[str, Any] = json.load(answer)
+                state: dict[str, Any] = json.load(answer)
         except (OSError, ValueError):
             return set()
-        return {worker["port"] for worker in told["workers"] if worker["state"] == "ALIVE"}
+        return {worker["port"] for worker in state["workers"] if worker["state"] == "ALIVE"}
 
 
 class Worker(_Daemon):
@@ -113,19 +113,19 @@ class Worker(_Daemon):
         self._memory = memory
 
     def arguments(self) -> list[str | Path]:
-        given = ("--cores", str(self._cores), "--memory", self._memory)
-        return [*given, "--work-dir", self.folder / "work", self._master]
+        limits = ("--cores", str(self._cores), "--memory", self._memory)
+        return [*limits, "--work-dir", self.folder / "work", self._master]
 
     def executors(self) -> list[psutil.Process]:
-        """The JVMs that run tasks now, whoever's they are."""
-        found = []
+        """The JVMs that run tasks now, of any application."""
+        executors = []
         process = self.process()
         with suppress(psutil.NoSuchProcess):
             for child in process.children() if process else []:
                 with suppress(psutil.NoSuchProcess):
                     if EXECUTOR in child.cmdline():
-                        found.append(child)
-        return found
+                        executors.append(child)
+        return executors
 
 
 class Standalone:
@@ -162,16 +162,18 @@ class Standalone:
         for part in self.parts:
             part.prepare()
             part.start()
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while missing := [worker for worker in self.workers if worker.port not in self.master.registered()]:
+
+        def missing() -> list[Worker]:
             for part in self.parts:
                 part.check_running()
-            if time.monotonic() > deadline:
-                raise LocalError(
-                    f"{missing[0].name} has not joined {self.url} after {READY_TIMEOUT_S} s",
-                    advice=f"Logs: {missing[0].log} and {self.master.log}",
-                )
-            time.sleep(0.1)
+            return [worker for worker in self.workers if worker.port not in self.master.registered()]
+
+        if not poll_until(lambda: not missing(), READY_TIMEOUT_S):
+            late = (missing() or self.workers)[0]
+            raise LocalError(
+                f"{late.name} has not joined {self.url} after {READY_TIMEOUT_S} s",
+                advice=f"See the logs {late.log} and {self.master.log}",
+            )
 
     def down(self) -> None:
         """Stop every part that runs. Workers first: they then end their executors themselves."""

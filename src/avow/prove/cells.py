@@ -4,7 +4,7 @@ A fault is a row of ``FAULTS``. Sinks and modes come from the sinks' own registr
 guarantee permits from ``avow.guarantee``: a new one of any of them is in the matrix as soon as it is registered.
 
 Owns: the table and every judgement that needs no I/O. Must not know: how a fault is done (``faults``) or how anything
-is read back (``witnesses``).
+is read back (``oracles``).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Engine:
     name: str  # what the pipeline file calls it
     spark: Mapping[str, str]  # what it wants under [spark]
     source: Mapping[str, int]  # and under [source.kafka]
-    cluster: bool = False  # tasks run on executors of a Spark cluster, which the site has; its master comes to these
-    modes: frozenset[str] | None = None  # that are played on it; all if None
+    on_spark_cluster: bool = False  # tasks run on executors of the test cluster's Spark cluster
+    modes: frozenset[str] | None = None  # that are proven on it; all if None
     load: float = 1  # the share of it that it can follow on two busy cores
     plain: bool = False  # no pipeline: plain consumers, with a handler of ours that appends to a table in PostgreSQL
 
-    def plays(self, sink: str, mode: str, whole: str) -> bool:
+    def supports(self, sink: str, mode: str, full_mode: str) -> bool:
         if self.plain:
             return "postgres-server" in SINKS[sink].faults and mode == "append"
-        return mode in (self.modes or {mode}) | {whole}
+        return mode in (self.modes or {mode}) | {full_mode}
 
 
 _APPEND = frozenset({"append"})
-_ON_CLUSTER = {
+_SPARK_CLUSTER_CONFIG = {
     "driver.host": "127.0.0.1",
     "driver.bindAddress": "127.0.0.1",
     # Half of the cluster: a second driver must find room beside the first.
@@ -51,26 +51,28 @@ _ON_CLUSTER = {
     "locality.wait": "0s",  # executors come and go here
 }
 # Partitions that are added are seen while a cell lasts, and a member that is dead is missed.
-_JAVA = MappingProxyType({"metadata.max.age.ms": 1000})
-_MEMBER = MappingProxyType({"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 6000})
+_SPARK_CONFIG = MappingProxyType({"metadata.max.age.ms": 1000})
+_CONSUMER_CONFIG = MappingProxyType({"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 6000})
 ENGINES: Mapping[str, Engine] = MappingProxyType(
     {
-        # A mode is a matter of the sink's, wherever its task runs: all of them are played where a cell costs least.
-        "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"}), _JAVA, modes=_APPEND),
-        "spark-cluster": Engine("spark", MappingProxyType(_ON_CLUSTER), _JAVA, cluster=True, modes=_APPEND),
-        "consumer": Engine("consumer", MappingProxyType({}), _MEMBER),
-        "plain": Engine("plain", MappingProxyType({}), _MEMBER, load=1 / 3, plain=True),
+        # A mode concerns the sink, wherever its task runs: all modes are proven on the engine whose cells are cheapest.
+        "spark": Engine("spark", MappingProxyType({"master": "local[2,4]"}), _SPARK_CONFIG, modes=_APPEND),
+        "spark-cluster": Engine(
+            "spark", MappingProxyType(_SPARK_CLUSTER_CONFIG), _SPARK_CONFIG, on_spark_cluster=True, modes=_APPEND
+        ),
+        "consumer": Engine("consumer", MappingProxyType({}), _CONSUMER_CONFIG),
+        "plain": Engine("plain", MappingProxyType({}), _CONSUMER_CONFIG, load=1 / 3, plain=True),
     }
 )
-HERE, THERE, MEMBER, PLAIN = ("spark",), ("spark-cluster",), ("consumer",), ("plain",)
-SHARING = MEMBER + PLAIN  # members of a group, who share out the partitions
-ALL = HERE + THERE + SHARING
-PIPELINES = HERE + MEMBER
+SPARK_LOCAL, SPARK_CLUSTER, CONSUMER, PLAIN = ("spark",), ("spark-cluster",), ("consumer",), ("plain",)
+GROUP_MEMBERS = CONSUMER + PLAIN  # members of a consumer group, which share the partitions
+ALL_ENGINES = SPARK_LOCAL + SPARK_CLUSTER + GROUP_MEMBERS
+PIPELINES = SPARK_LOCAL + CONSUMER
 
-MOST, LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
+AT_MOST, AT_LEAST, EXACTLY = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE
 
 
-class Verdict(StrEnum):
+class CellVerdict(StrEnum):
     HELD = "held"
     BROKEN = "broken"
     UNPROVEN = "unproven"  # the permitted anomaly had to show, and never did
@@ -81,7 +83,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultSpec:
     """One row of the matrix."""
 
     name: str
@@ -90,58 +92,66 @@ class Fault:
     shows: frozenset[Guarantee] = frozenset()  # under these the permitted anomaly must appear, or nothing is proven
     hold_s: tuple[float, float] = (1, 3)  # how long it lasts, from and to
     times: int = 1
-    stop: tuple[int, str] | None = (
-        None  # a named stop is right here: its exit code, and the audit's word for it, if any
-    )
+    stop: tuple[int, str] | None = None  # the run must stop: with this exit code, and this finding in the audit, if any
     destroys: bool = False  # with what it does, records that were delivered are gone: that is not the pipeline's loss
-    live: bool = False  # the run that is hurt stops by itself; else it is stopped first, and the next one must refuse
+    live: bool = False  # the running driver must stop by itself; else it is stopped first, and the next one must refuse
     crash: bool = True  # something dies or an answer is lost; else not even what the guarantee permits may appear
     in_mix: bool = False
     alone: bool = False  # needs a pipeline of its own from its first start on, and leaves it unfit for others
-    # That it can hurt, or where it says something that it does not say elsewhere.
-    engines: tuple[str, ...] = HERE + SHARING
+    # Those that it can affect, or where it shows what no other engine shows.
+    engines: tuple[str, ...] = SPARK_LOCAL + GROUP_MEMBERS
     only: str = ""  # it concerns sinks that have this among their ``faults``; empty: every one
-    words: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
-    by_ledger: bool = False  # nobody else would notice
-    append_only: bool = False  # unless another mode is asked for as a whole
+    guarantees: frozenset[Guarantee] = frozenset(Guarantee)  # under which it can happen
+    needs_ledger: bool = False  # only the ledger can notice it
+    append_only: bool = False  # unless the whole matrix is asked for in another mode
     in_task: bool = False  # what it ``shows`` comes of a task's acts, and cannot where the acts are the driver's
 
     @property
     def stop_name(self) -> str:
-        """What a named stop is called: the audit's word, or its exit code."""
+        """The stop's name: the audit's finding, or its exit code."""
         if self.stop is None:
             return ""
         return self.stop[1] or f"exit code {self.stop[0]}"
 
 
-def _fault(number: int, name: str, title: str, *shows: Guarantee, **more: object) -> Fault:
-    return Fault(name, number, title, frozenset(shows), **more)  # type: ignore[arg-type]
+def _fault(number: int, name: str, title: str, *shows: Guarantee, **options: object) -> FaultSpec:
+    return FaultSpec(name, number, title, frozenset(shows), **options)  # type: ignore[arg-type]
 
 
-def _before(number: int, name: str, title: str, **more: object) -> Fault:
-    """One that strikes before a record comes to the sink. Whatever its mode, the sink sees no more of it than ranges
-    that come late, again or never: it is played where a record that is there twice can be seen."""
-    return _fault(number, name, title, append_only=True, **more)
+def _before(number: int, name: str, title: str, **options: object) -> FaultSpec:
+    """A fault upstream of the sink. In any mode the sink only sees ranges that come late, again or never: it is proven
+    in append mode, where a duplicate is visible."""
+    return _fault(number, name, title, append_only=True, **options)
 
 
-# Which of a sink's parts a fault hurts, as plugins name them.
+def _alone(number: int, name: str, title: str, **options: object) -> FaultSpec:
+    """One that takes a pipeline from its first start on, and leaves it unfit for others."""
+    return _fault(number, name, title, alone=True, engines=PIPELINES, **{"hold_s": (0, 0), **options})
+
+
+def _stops(number: int, name: str, title: str, code: int, finding: str, **options: object) -> FaultSpec:
+    """One on the source's side after which the run must stop, by name."""
+    return _before(number, name, title, hold_s=(0, 0), stop=(code, finding), **options)
+
+
+# The part of a sink that a fault concerns, as plugins name it.
 _POSTGRES, _KAFKA, _COMMIT, _FILES = "postgres-server", "kafka-transactions", "batch-commit", "lake-files"
 _IN_ONE_ACT = frozenset({EXACTLY})  # the others write outside of any transaction
 _FAULTS = (
-    _fault(1, "killed-after-claim", "kill -9 right after the claim", MOST, engines=ALL),
-    _fault(2, "killed-after-write", "kill -9 right after the write", LEAST, engines=ALL),
-    _fault(3, "killed-in-mid-write", "kill -9 in mid-write", MOST, engines=ALL, in_task=True),
+    _fault(1, "killed-after-claim", "kill -9 right after the claim", AT_MOST, engines=ALL_ENGINES),
+    _fault(2, "killed-after-write", "kill -9 right after the write", AT_LEAST, engines=ALL_ENGINES),
+    _fault(3, "killed-in-mid-write", "kill -9 in the middle of the write", AT_MOST, engines=ALL_ENGINES, in_task=True),
     _fault(3, "killed-before-commit", "kill -9 between the files and their commit", only=_COMMIT),
-    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=ALL),
-    _fault(5, "zombie", "driver stopped, a second one takes over, the first wakes", engines=ALL),
+    _fault(4, "killed-at-random", "driver kill -9 at random times", times=2, in_mix=True, engines=ALL_ENGINES),
+    _fault(5, "zombie", "driver paused, a second one takes over, the first resumes", engines=ALL_ENGINES),
     _fault(5, "two-drivers", "two drivers at once"),
-    _fault(5, "three-drivers", "three drivers at once, one of them kill -9", only=_COMMIT),
-    _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True, engines=HERE),
-    _fault(6, "jvm-killed", "Spark's JVM kill -9", engines=HERE),
-    _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=THERE),
-    _fault(6, "spark-worker-killed", "Spark worker kill -9, its executors with it", in_mix=True, engines=THERE),
-    _fault(6, "spark-master-killed", "Spark master kill -9", hold_s=(2, 4), engines=THERE),
-    _before(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=ALL),
+    _fault(5, "three-drivers", "three drivers at once, one killed with kill -9", only=_COMMIT),
+    _fault(6, "worker-killed", "Python worker kill -9", times=2, in_mix=True, engines=SPARK_LOCAL),
+    _fault(6, "jvm-killed", "Spark's JVM kill -9", engines=SPARK_LOCAL),
+    _fault(6, "executor-killed", "executor kill -9", times=2, in_mix=True, engines=SPARK_CLUSTER),
+    _fault(6, "spark-worker-killed", "Spark worker kill -9, its executors with it", in_mix=True, engines=SPARK_CLUSTER),
+    _fault(6, "spark-master-killed", "Spark master kill -9", hold_s=(2, 4), engines=SPARK_CLUSTER),
+    _before(7, "leader-killed", "partition leader kill -9", hold_s=(4, 7), in_mix=True, engines=ALL_ENGINES),
     _before(8, "controller-killed", "controller kill -9", hold_s=(4, 7), in_mix=True),
     _before(
         8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)
@@ -150,117 +160,103 @@ _FAULTS = (
     _before(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
     _before(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
     _before(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
-    _before(11, "brokers-cut-apart", "two brokers cut from each other", hold_s=(8, 12)),
+    _before(11, "brokers-cut-apart", "network partition between two brokers", hold_s=(8, 12)),
     _before(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
-    _before(12, "brokers-one-way", "requests reach the brokers, answers do not come back", hold_s=(4, 8)),
+    _before(12, "brokers-one-way", "requests reach the brokers, responses do not come back", hold_s=(4, 8)),
     _before(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
     _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
     _fault(
-        14, "transaction-times-out", "transaction times out while the task is paused", only=_KAFKA, words=_IN_ONE_ACT
+        14,
+        "transaction-times-out",
+        "transaction times out while the task is paused",
+        only=_KAFKA,
+        guarantees=_IN_ONE_ACT,
     ),
-    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=ALL, only=_POSTGRES),
+    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=ALL_ENGINES, only=_POSTGRES),
     _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
     _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
     _fault(
-        16, "commit-reply-lost", "the reply to COMMIT is dropped", LEAST, hold_s=(3, 4), engines=ALL, only=_POSTGRES
+        16,
+        "commit-reply-lost",
+        "the reply to COMMIT is dropped",
+        AT_LEAST,
+        hold_s=(3, 4),
+        engines=ALL_ENGINES,
+        only=_POSTGRES,
     ),
-    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", LEAST, only=_COMMIT),
+    _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", AT_LEAST, only=_COMMIT),
     _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
     _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=_FILES),
     _before(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
-    _before(20, "retention", "retention passed the position", hold_s=(0, 0), stop=(12, "retention-loss")),
-    _before(
-        *(21, "topic-recreated", "topic deleted, made again, outgrown"),
-        hold_s=(0, 0),
-        stop=(10, "topic-recreated"),
-        by_ledger=True,  # with a topic Kafka deletes its positions, and who has no others begins anew
+    _stops(20, "retention", "retention passed the position", 12, "retention-loss"),
+    # With a topic Kafka deletes its positions: a consumer that has no others begins anew.
+    _stops(
+        21, "topic-recreated", "topic deleted and recreated with more records", 10, "topic-recreated", needs_ledger=True
     ),
-    _before(22, "log-truncated", "unclean leader election", hold_s=(0, 0), stop=(11, "log-truncated"), alone=True),
+    _stops(22, "log-truncated", "unclean leader election", 11, "log-truncated", alone=True),
     _before(23, "partitions-added", "partitions added while running"),
     _before(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(
-        25, "group-rebalance", "a member joins the group and another is kill -9", times=2, in_mix=True, engines=SHARING
+        25,
+        "group-rebalance",
+        "a member joins the group and another is killed with kill -9",
+        times=2,
+        in_mix=True,
+        engines=GROUP_MEMBERS,
     ),
-    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL),
-    _before(
-        *(27, "topic-recreated-live", "topic deleted and made again while a run reads it"),
-        hold_s=(0, 0),
-        stop=(10, "topic-recreated"),
+    _fault(26, "mix", "a seeded mix of faults, quiet a quarter of the time", hold_s=(2, 6), engines=ALL_ENGINES),
+    _stops(
+        *(27, "topic-recreated-live", "topic deleted and recreated while a run reads it", 10, "topic-recreated"),
         live=True,
-        by_ledger=True,
+        needs_ledger=True,
         engines=PIPELINES,
     ),
-    _before(
+    _alone(
         *(28, "partition-added-between-runs", "partition added between two runs that start at the latest offset"),
-        hold_s=(0, 0),
         crash=False,
-        alone=True,
-        engines=PIPELINES,
+        append_only=True,
     ),
-    _fault(
-        *(29, "redrives-beside-a-run", "two redrives at once beside a run, one of them kill -9"),
-        hold_s=(0, 0),
-        alone=True,
-        engines=PIPELINES,
-    ),
-    _fault(
-        *(29, "redrive-after-crash", "driver kill -9, and a redrive before the next one starts"),
-        hold_s=(0, 0),
-        alone=True,
-        engines=PIPELINES,
-    ),
-    _fault(
-        *(30, "poison-records", "records with the worst numbers, text, keys, headers and timestamps"),
+    _alone(29, "redrives-beside-a-run", "two redrives at once during a run, one killed with kill -9"),
+    _alone(29, "redrive-after-crash", "driver kill -9, then a redrive before the next driver starts"),
+    _alone(
+        *(30, "poison-records", "records with extreme numbers, text, keys, headers and timestamps"),
         hold_s=(3, 5),
         crash=False,
-        alone=True,
-        engines=PIPELINES,
     ),
-    _fault(
+    _alone(
         *(31, "dead-letter-stop", "more bad records than dead_letters.max_share allows"),
-        hold_s=(0, 0),
         stop=(14, ""),
         live=True,
         crash=False,
-        alone=True,
-        engines=PIPELINES,
     ),
-    _fault(
+    _alone(
         *(32, "failover-lost-commits", "PostgreSQL fails over to a standby that missed its last commits"),
         hold_s=(2, 4),
-        alone=True,
         only=_POSTGRES,
-        engines=PIPELINES,
     ),
     _before(
-        33, "refused-start", "a second start, which is refused, beside a healthy run", crash=False, engines=PIPELINES
+        33, "refused-start", "a second start, which is refused, during a healthy run", crash=False, engines=PIPELINES
     ),
-    _fault(
-        *(34, "output-recreated-live", "output topic deleted and made again while a run writes to it"),
-        hold_s=(0, 0),
+    _alone(
+        *(34, "output-recreated-live", "output topic deleted and recreated while a run writes to it"),
         stop=(10, "topic-recreated"),
         destroys=True,
         live=True,
-        alone=True,
         only=_KAFKA,
-        engines=PIPELINES,
     ),
-    _fault(
+    _alone(
         *(35, "behind-a-pooler", "PostgreSQL behind a pooler in transaction mode, and the driver kill -9"),
-        hold_s=(0, 0),
-        alone=True,
         only=_POSTGRES,
-        engines=PIPELINES,
     ),
     _fault(0, "canary-swapped", "canary: claim before write under at-least-once", alone=True),
     _fault(0, "canary-drops", "canary: a sink that drops one record in 10,000", alone=True),
-    _fault(0, "canary-doubles", "canary: a sink that doubles one record in 10,000", alone=True),
+    _fault(0, "canary-doubles", "canary: a sink that duplicates one record in 10,000", alone=True),
 )
-FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _FAULTS})
+FAULTS: Mapping[str, FaultSpec] = MappingProxyType({fault.name: fault for fault in _FAULTS})
 
-# A canary plays under the word whose promise it breaks.
+# A canary runs under the guarantee that it breaks.
 CANARIES: Mapping[str, Guarantee] = MappingProxyType(
-    {"canary-swapped": LEAST, "canary-drops": EXACTLY, "canary-doubles": EXACTLY}
+    {"canary-swapped": AT_LEAST, "canary-drops": EXACTLY, "canary-doubles": EXACTLY}
 )
 
 
@@ -268,7 +264,7 @@ CANARIES: Mapping[str, Guarantee] = MappingProxyType(
 class Cell:
     """One guarantee of one sink in one mode on one engine, under one fault."""
 
-    fault: Fault
+    fault: FaultSpec
     guarantee: Guarantee
     sink: str = next(iter(SINKS))
     mode: str = "append"
@@ -302,50 +298,50 @@ class Cell:
         return None if anomaly is Anomaly.DUPLICATED and self.mode != "append" else anomaly
 
     def options(self, seed: int) -> str:
-        """How to play this very cell again."""
+        """The options that run this cell again."""
         return (
             f"--fault {self.fault.name} --guarantee {self.guarantee} --sink {self.sink} --mode {self.mode} "
             f"--engine {self.engine} --seed {seed}"
         )
 
 
-def matrix(whole: str = "append") -> Iterator[Cell]:
+def matrix(full_mode: str = "append") -> Iterator[Cell]:
     """Every cell there is: the canaries of each sink and engine, then by fault, guarantee, sink, mode and engine. The
-    mode ``whole`` has every fault on every engine."""
-    for engine in HERE + SHARING:
-        for kind in (kind for kind in SINKS if ENGINES[engine].plays(kind, "append", whole)):
-            yield from (Cell(FAULTS[name], word, kind, engine=engine) for name, word in CANARIES.items())
+    mode ``full_mode`` has every fault on every engine."""
+    for engine in SPARK_LOCAL + GROUP_MEMBERS:
+        for kind in (kind for kind in SINKS if ENGINES[engine].supports(kind, "append", full_mode)):
+            yield from (Cell(FAULTS[name], guarantee, kind, engine=engine) for name, guarantee in CANARIES.items())
     for fault in FAULTS.values():
         if fault.name in CANARIES:
             continue
-        for guarantee in (word for word in Guarantee if word in fault.words):
+        for guarantee in (guarantee for guarantee in Guarantee if guarantee in fault.guarantees):
             for sink in SINKS.values():
                 for mode in sink.offers if concerns(fault, sink.kind) else ():
-                    if guarantee in sink.offered(mode) and (mode == whole or not fault.append_only):
-                        engines = [name for name in fault.engines if ENGINES[name].plays(sink.kind, mode, whole)]
+                    if guarantee in sink.offered(mode) and (mode == full_mode or not fault.append_only):
+                        engines = [name for name in fault.engines if ENGINES[name].supports(sink.kind, mode, full_mode)]
                         cells = (Cell(fault, guarantee, sink.kind, mode, engine) for engine in engines)
-                        yield from (cell for cell in cells if cell.audited or not fault.by_ledger)
+                        yield from (cell for cell in cells if cell.audited or not fault.needs_ledger)
 
 
-def concerns(fault: Fault, sink: str) -> bool:
+def concerns(fault: FaultSpec, sink: str) -> bool:
     return not fault.only or fault.only in SINKS[sink].faults
 
 
-def unseen(fault: Fault, sink: str) -> bool:
+def unseen(fault: FaultSpec, sink: str) -> bool:
     """Whether what the fault ``shows`` cannot come of it in this sink."""
     return fault.in_task and SINKS[sink].commits_per_batch
 
 
 def quick(
-    word: str | None = None, mode: str = "append", sinks: Collection[str] = (), engines: Collection[str] = ()
+    guarantee: str | None = None, mode: str = "append", sinks: Collection[str] = (), engines: Collection[str] = ()
 ) -> Iterator[Cell]:
-    """One cell for each numbered fault, one on each other engine, and the canaries. Under one ``word``, or where the
-    fault says most: the word that must show something, else exactly-once. Into the first sink that has it, of
-    ``sinks`` or of all, on the first of ``engines``."""
+    """One cell for each numbered fault, one on each other engine, and the canaries. Under one ``guarantee``, or the one
+    that the fault tests hardest: the one that must show its anomaly, else exactly-once. Into the first sink that has
+    the fault, of ``sinks`` or of all, on the first of ``engines``."""
     seen: set[int | str] = set()
     cells = [c for c in matrix(mode) if (not sinks or c.sink in sinks) and (not engines or c.engine in engines)]
     for cell in cells:
-        # On another engine than the first: what cannot be hurt on that one.
+        # On another engine than the first: only faults that the first cannot have.
         elsewhere = cell.engine if cells[0].engine not in cell.fault.engines else 0
         kind = cell.fault.number if cell.engine == cells[0].engine else elsewhere
         if cell.canary:
@@ -353,14 +349,14 @@ def quick(
                 yield cell
         elif kind and cell.mode == mode and kind not in seen:
             says_most = min(cell.fault.shows) if cell.fault.shows else EXACTLY
-            if cell.guarantee == (word or says_most):
+            if cell.guarantee == (guarantee or says_most):
                 seen.add(kind)
                 yield cell
 
 
 class Queue:
-    """Who plays which cell next, asked from several threads. A pipeline that came out of a cell clean goes on into the
-    next one of its column: most of a cell's time is the start of a driver.
+    """Assigns cells to runners; thread-safe. A pipeline that ended a cell without anomalies is reused for the next cell
+    of its column: most of a cell's time is the start of a driver.
 
     Canaries come first: if one of them is missed, nothing after it is worth the wait. Of a column, those that cannot
     share a pipeline come first, and those that stop it for good last.
@@ -408,27 +404,27 @@ QUIET_SHARE = 0.25
 
 def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
     """The faults of a cell, in order. With ``minutes`` they go on at least so long."""
-    chance = random.Random(f"{seed}/{cell.name}")
+    rng = random.Random(f"{seed}/{cell.name}")
     least_s = minutes * 60
-    may = [
+    candidates = [
         fault
         for fault in FAULTS.values()
         if fault.in_mix and cell.engine in fault.engines and concerns(fault, cell.sink)
     ]
-    mixed = may if cell.fault.name == "mix" else []
+    mixed = candidates if cell.fault.name == "mix" else []
     if mixed:
         least_s = least_s or MIX_S
     steps: list[Step] = []
     while len(steps) < cell.fault.times or sum(step.quiet_s + step.hold_s for step in steps) < least_s:
-        quiet = bool(mixed) and chance.random() < QUIET_SHARE
-        fault = chance.choice(mixed) if mixed else cell.fault
+        quiet = bool(mixed) and rng.random() < QUIET_SHARE
+        fault = rng.choice(mixed) if mixed else cell.fault
         name = "" if quiet else fault.name
-        hold = round(chance.uniform(*fault.hold_s), 2)
-        steps.append(Step(round(chance.uniform(0.3, 2), 2), name, hold, chance.randrange(2**31)))
+        hold = round(rng.uniform(*fault.hold_s), 2)
+        steps.append(Step(round(rng.uniform(0.3, 2), 2), name, hold, rng.randrange(2**31)))
         if cell.fault.stop or cell.canary:
-            break  # a pipeline that stopped for good cannot be hurt again
+            break  # a pipeline that stopped for good takes no more faults
     if mixed and not any(step.fault for step in steps):
-        steps.append(Step(0.5, chance.choice(mixed).name, 3.0, chance.randrange(2**31)))
+        steps.append(Step(0.5, rng.choice(mixed).name, 3.0, rng.randrange(2**31)))
     return tuple(steps)
 
 
@@ -436,76 +432,88 @@ def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What a cell came to, as far as it was seen."""
 
-    fired: tuple[str, ...]  # the proof of each fault, in words; empty where it did not fire
+    fired: tuple[str, ...]  # the proof of each fault, as a sentence; empty where it did not fire
     check: Mapping[str, int]  # anomaly -> records, by the independent check
     audit: Mapping[str, int]  # anomaly -> records, by the audit
-    audit_verdict: str  # empty: it was not asked
+    audit_verdict: str  # empty: no audit was run
     records: int  # that were compared
     drained: bool  # whether the pipeline claimed everything in the end
     exit_code: int | None = None  # of the last run, where a named stop is expected
     kafka_lost: int = 0  # acknowledged to the producer, and not in the log: Kafka's own loss
     notes: tuple[str, ...] = field(default=())
-    live: Mapping[str, int] = field(default_factory=dict)  # anomaly -> records, for who read a topic all the while
-    violations: tuple[str, ...] = ()  # what the run itself did wrong, in words
+    live: Mapping[str, int] = field(default_factory=dict)  # anomaly -> records, by the live reader of an output topic
+    violations: tuple[str, ...] = ()  # what the run itself did wrong, as sentences
 
 
-def judge(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
+def judge(cell: Cell, observed: Observation) -> tuple[CellVerdict, str]:
     """The verdict, and why."""
     allowed = {str(anomaly) for anomaly in cell.guarantee.permits} if cell.fault.crash else set()
-    allowed |= {"ledger-behind"} if cell.guarantee is LEAST else set()
+    allowed |= {"ledger-behind"} if cell.guarantee is AT_LEAST else set()
     allowed |= {cell.fault.stop[1]} if cell.fault.stop else set()
     allowed |= {str(Anomaly.LOST)} if cell.fault.destroys else set()
-    wrong = {
-        f"{count:,} {kind} ({who})"
-        for who, found in (("check", seen.check), ("audit", seen.audit))
-        for kind, count in found.items()
+    violations = {
+        f"{count:,} {kind} ({judge})"
+        for judge, counts in (("check", observed.check), ("audit", observed.audit))
+        for kind, count in counts.items()
         if count and kind not in allowed
     }
-    # Whatever the word: what a reader of committed records has seen stays, and what is there it has seen.
-    wrong |= {f"{count:,} {kind} (live reader)" for kind, count in seen.live.items() if count}
-    wrong |= set(seen.violations)
+    # Under any guarantee a live reader of committed records has seen exactly what is in the topic in the end.
+    violations |= {f"{count:,} {kind} (live reader)" for kind, count in observed.live.items() if count}
+    violations |= set(observed.violations)
     if cell.canary:
-        judges = {"check": seen.check} | ({"audit": seen.audit} if cell.audited else {})
-        who = [name for name, found in judges.items() if set(found) - allowed]
-        if len(who) == len(judges):
-            return Verdict.CAUGHT, f"judged broken, as it must be: {', '.join(sorted(wrong))}"
-        return Verdict.MISSED, f"judged broken by {' and '.join(who) or 'nobody'}; {' and '.join(judges)} must see it"
-    if wrong:
-        return Verdict.BROKEN, f"{', '.join(sorted(wrong))}: {cell.guarantee} does not permit that"
-    return _not_broken(cell, seen)
+        judges = {"check": observed.check} | ({"audit": observed.audit} if cell.audited else {})
+        judge = [name for name, counts in judges.items() if set(counts) - allowed]
+        if len(judge) == len(judges):
+            return CellVerdict.CAUGHT, f"judged broken, as required: {', '.join(sorted(violations))}"
+        return (
+            CellVerdict.MISSED,
+            f"judged broken by {' and '.join(judge) or 'neither'}, but must be by {' and '.join(judges)}",
+        )
+    if violations:
+        return CellVerdict.BROKEN, f"{', '.join(sorted(violations))}: {cell.guarantee} does not permit that"
+    return _not_broken(cell, observed)
 
 
-def _not_broken(cell: Cell, seen: Seen) -> tuple[Verdict, str]:
-    if not seen.fired or not all(seen.fired):
-        return Verdict.UNKNOWN, "the fault did not fire, so nothing was proven"
-    if seen.kafka_lost:
-        return Verdict.UNKNOWN, f"Kafka lost {seen.kafka_lost:,} records that it had acknowledged: its promise first"
-    if not seen.records:
-        return Verdict.UNKNOWN, "no record was compared"
+def _not_broken(cell: Cell, observed: Observation) -> tuple[CellVerdict, str]:
+    if not observed.fired or not all(observed.fired):
+        return CellVerdict.UNKNOWN, "the fault did not fire, so nothing was proven"
+    if observed.kafka_lost:
+        return (
+            CellVerdict.UNKNOWN,
+            f"Kafka lost {observed.kafka_lost:,} records that it had acknowledged",
+        )
+    if not observed.records:
+        return CellVerdict.UNKNOWN, "no record was compared"
     if cell.fault.stop:
-        (code, named), word = cell.fault.stop, cell.fault.stop_name
-        if seen.exit_code != code:
-            return Verdict.BROKEN, f"the run had to stop with {code}, {word}, and ended with {seen.exit_code}"
-        if cell.audited and named and named not in seen.audit:
-            return Verdict.BROKEN, f"the audit did not name {word}"
+        (code, named), guarantee = cell.fault.stop, cell.fault.stop_name
+        if observed.exit_code != code:
+            return (
+                CellVerdict.BROKEN,
+                f"the run had to stop with {code}, {guarantee}, but ended with {observed.exit_code}",
+            )
+        if cell.audited and named and named not in observed.audit:
+            return CellVerdict.BROKEN, f"the audit did not name {guarantee}"
         stopped = f"{code}, {named}," if named else f"exit code {code}"
-        return Verdict.HELD, f"stopped with {stopped} and nothing was written past it{_judges(cell)}"
-    if not seen.drained:
-        return Verdict.UNKNOWN, "the pipeline did not get to the end again"
+        return CellVerdict.HELD, f"stopped with {stopped} and nothing was written past it{_audit(cell)}"
+    if not observed.drained:
+        return CellVerdict.UNKNOWN, "the pipeline did not reach the end of the log after the fault"
     # With a key the two count differently: the check by keys that lack their winner, the audit by records.
     for kind in map(str, cell.guarantee.permits if cell.mode == "append" and cell.audited else ()):
-        if seen.check.get(kind, 0) != seen.audit.get(kind, 0):
-            said = f"check says {seen.check.get(kind, 0):,} {kind}, audit says {seen.audit.get(kind, 0):,}"
-            return Verdict.UNKNOWN, f"the two judges disagree: {said}"
+        if observed.check.get(kind, 0) != observed.audit.get(kind, 0):
+            counts = f"check says {observed.check.get(kind, 0):,} {kind}, audit says {observed.audit.get(kind, 0):,}"
+            return CellVerdict.UNKNOWN, f"check and audit disagree: {counts}"
     show = cell.must_show
-    if show and not seen.check.get(str(show)):
-        return Verdict.UNPROVEN, f"{show} is permitted and had to appear, and never did"
-    permitted = ", ".join(f"{count:,} {kind}" for kind, count in seen.check.items() if count)
-    return Verdict.HELD, f"{seen.records:,} records{f'; {permitted}, as permitted' if permitted else ''}{_judges(cell)}"
+    if show and not observed.check.get(str(show)):
+        return CellVerdict.UNPROVEN, f"the permitted anomaly {show} had to appear, but did not"
+    permitted = ", ".join(f"{count:,} {kind}" for kind, count in observed.check.items() if count)
+    return (
+        CellVerdict.HELD,
+        f"{observed.records:,} records{f'; {permitted}, as permitted' if permitted else ''}{_audit(cell)}",
+    )
 
 
-def _judges(cell: Cell) -> str:
-    return "" if cell.audited else "; one judge, for there is no ledger to audit"
+def _audit(cell: Cell) -> str:
+    return "" if cell.audited else "; judged by the check alone, because there is no ledger to audit"

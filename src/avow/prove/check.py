@@ -1,10 +1,10 @@
 """The independent check: what the producer sent against what the sink holds, by number and checksum.
 
-It shares no code with the sinks or the audit (the import linter sees to that): ``witnesses`` read the sink, a plain
+It shares no code with the sinks or the audit (the import linter sees to that): ``oracles`` read the sink, a plain
 consumer reads the topic, and ``compare`` is a few loops over plain values. Where the audit believes the log and the
 ledger, this believes the producer: every record carries its own number and a checksum of its content.
 
-Owns: the records' form, and this comparison. Must not know: pipelines, sinks, the audit. The words for anomalies are
+Owns: the records' content, and this comparison. Must not know: pipelines, sinks, the audit. Anomalies are named by
 ``avow.guarantee``'s.
 """
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CheckResult:
     anomalies: Mapping[str, int]  # anomaly -> how many records
     examples: Mapping[str, list[int]]  # anomaly -> the first numbers
     records: int  # that had to be there
@@ -86,68 +86,69 @@ def compare(
     mode: str = "append",
     *,
     in_log: set[int] | None = None,
-    until: Mapping[int, int] | None = None,
-    dead: Iterable[tuple[int, int]] = (),
-) -> Found:
+    stopped_at: Mapping[int, int] | None = None,
+    dead_letters: Iterable[tuple[int, int]] = (),
+) -> CheckResult:
     """Name what is wrong.
 
     ``in_log``: the numbers that a fresh reader finds in the topic; it settles the fate of records without an answer.
     ``until``: the positions where the pipeline stopped for good; records from there on are not expected.
     ``dead``: (partition, offset) of dead letters, which are accounted for and not lost.
     """
-    by_number = {one.number: one for one in sent}
-    buried = set(dead)
+    by_number = {record.number: record for record in sent}
+    dead_places = set(dead_letters)
     good = {
-        one.number
-        for one in by_number.values()
-        if one.fate is Fate.ACKNOWLEDGED or (one.fate is Fate.UNKNOWN and in_log is not None and one.number in in_log)
+        record.number
+        for record in by_number.values()
+        if record.fate is Fate.ACKNOWLEDGED
+        or (record.fate is Fate.UNKNOWN and in_log is not None and record.number in in_log)
     }
     expected = {
         number
         for number in good
-        if (until is None or by_number[number].offset < until.get(by_number[number].partition, 0))
-        and (by_number[number].partition, by_number[number].offset) not in buried
+        if (stopped_at is None or by_number[number].offset < stopped_at.get(by_number[number].partition, 0))
+        and (by_number[number].partition, by_number[number].offset) not in dead_places
     }
-    found = list(rows)
-    wrong: dict[Anomaly, list[int]] = {anomaly: [] for anomaly in Anomaly}
-    for row in found:
-        known = by_number.get(row.number)
-        if known is None or known.fate is Fate.FAILED:
-            wrong[Anomaly.PHANTOM].append(row.number)
-        elif known.fate is Fate.ABORTED:
-            wrong[Anomaly.ABORTED_READ].append(row.number)
-        elif known.fate is Fate.UNKNOWN and in_log is not None and row.number not in in_log:
-            wrong[Anomaly.PHANTOM].append(row.number)
-        if row.crc != checksum(row.number, row.key, row.body) or (known is not None and known.key != row.key):
-            wrong[Anomaly.CORRUPTED].append(row.number)
-    wrong[Anomaly.REORDERED] = _reordered(found, by_number)
+    stored = list(rows)
+    anomalies: dict[Anomaly, list[int]] = {anomaly: [] for anomaly in Anomaly}
+    for row in stored:
+        record = by_number.get(row.number)
+        if record is None or record.fate is Fate.FAILED:
+            anomalies[Anomaly.PHANTOM].append(row.number)
+        elif record.fate is Fate.ABORTED:
+            anomalies[Anomaly.ABORTED_READ].append(row.number)
+        elif record.fate is Fate.UNKNOWN and in_log is not None and row.number not in in_log:
+            anomalies[Anomaly.PHANTOM].append(row.number)
+        if row.crc != checksum(row.number, row.key, row.body) or (record is not None and record.key != row.key):
+            anomalies[Anomaly.CORRUPTED].append(row.number)
+    anomalies[Anomaly.REORDERED] = _reordered(stored, by_number)
     if mode == "append":
-        copies = Counter(row.number for row in found)
-        wrong[Anomaly.DUPLICATED] = [number for number, count in copies.items() if count > 1]
-        wrong[Anomaly.LOST] = sorted(expected - copies.keys())
+        copies = Counter(row.number for row in stored)
+        anomalies[Anomaly.DUPLICATED] = [number for number, count in copies.items() if count > 1]
+        anomalies[Anomaly.LOST] = sorted(expected - copies.keys())
     else:
-        copies = Counter(row.key for row in found)
-        wrong[Anomaly.DUPLICATED] = [row.number for row in found if copies[row.key] > 1]
-        wrong[Anomaly.LOST] = _lost_by_key(found, expected, by_number, first=mode == "dedupe")
-    shown = {anomaly: numbers for anomaly, numbers in wrong.items() if numbers}
-    return Found(
-        anomalies={str(anomaly): len(numbers) for anomaly, numbers in shown.items()},
-        examples={str(anomaly): sorted(numbers)[:EXAMPLES_MAX] for anomaly, numbers in shown.items()},
+        copies = Counter(row.key for row in stored)
+        anomalies[Anomaly.DUPLICATED] = [row.number for row in stored if copies[row.key] > 1]
+        anomalies[Anomaly.LOST] = _lost_by_key(stored, expected, by_number, first=mode == "dedupe")
+    present = {anomaly: numbers for anomaly, numbers in anomalies.items() if numbers}
+    return CheckResult(
+        anomalies={str(anomaly): len(numbers) for anomaly, numbers in present.items()},
+        examples={str(anomaly): sorted(numbers)[:EXAMPLES_MAX] for anomaly, numbers in present.items()},
         records=len(expected),
     )
 
 
 def _reordered(rows: list[Row], sent: Mapping[int, Sent]) -> list[int]:
     """Rows whose place in the log is not the one their number has: within a partition numbers rise with offsets."""
-    wrong = []
+    reordered = []
     highest: dict[int, int] = {}
     for row in sorted(rows, key=lambda row: (row.partition, row.offset)):
-        known = sent.get(row.number)
-        elsewhere = known is not None and known.offset >= 0 and (known.partition, known.offset) != row[4:6]
-        if elsewhere or row.number < highest.get(row.partition, -1):
-            wrong.append(row.number)
+        record = sent.get(row.number)
+        moved = record is not None and record.offset >= 0 and (record.partition, record.offset) != row[4:6]
+        if moved or row.number < highest.get(row.partition, -1):
+            reordered.append(row.number)
         highest[row.partition] = max(highest.get(row.partition, -1), row.number)
-    return wrong
+    return reordered
 
 
 def _lost_by_key(rows: list[Row], expected: set[int], sent: Mapping[int, Sent], *, first: bool) -> list[int]:
@@ -155,20 +156,20 @@ def _lost_by_key(rows: list[Row], expected: set[int], sent: Mapping[int, Sent], 
     winners: dict[int, int] = {}
     for number in sorted(expected, reverse=first):
         winners[sent[number].key] = number
-    there = {row.key: row.number for row in rows}
-    return sorted(number for key, number in winners.items() if there.get(key) != number)
+    stored = {row.key: row.number for row in rows}
+    return sorted(number for key, number in winners.items() if stored.get(key) != number)
 
 
 def read_log(bootstrap: str, topic: str) -> dict[tuple[int, int], int]:
     """(partition, offset) -> number, for a reader of committed records that has read nothing before."""
-    found: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
     for message in read_messages(bootstrap, topic):
         number = _number(message)
-        place = (message.partition(), message.offset())
-        assert place[0] is not None
-        assert place[1] is not None
-        found[place[0], place[1]] = number
-    return found
+        position = (message.partition(), message.offset())
+        assert position[0] is not None
+        assert position[1] is not None
+        numbers[position[0], position[1]] = number
+    return numbers
 
 
 # Not ``message.headers()``: where a name is not UTF-8, the interpreter's shortcut for such a call ends the process.
@@ -184,7 +185,7 @@ def _number(message: Message) -> int:
 
 def read_places(bootstrap: str, topic: str) -> list[tuple[int, int]]:
     """(partition, offset) of every committed record of a topic."""
-    return [(one.partition() or 0, one.offset() or 0) for one in read_messages(bootstrap, topic)]
+    return [(message.partition() or 0, message.offset() or 0) for message in read_messages(bootstrap, topic)]
 
 
 def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
@@ -203,10 +204,10 @@ def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
     try:
         partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
         ends = _ends(bootstrap, topic, set(partitions))
-        left = {number for number, end in ends.items() if end}
-        consumer.assign([TopicPartition(topic, number, 0) for number in left])
+        unfinished = {number for number, end in ends.items() if end}
+        consumer.assign([TopicPartition(topic, number, 0) for number in unfinished])
         deadline = time.monotonic() + READ_TIMEOUT_S
-        while left:
+        while unfinished:
             message = consumer.poll(1)
             if message is None:
                 if time.monotonic() > deadline:
@@ -220,7 +221,7 @@ def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
             elif error.code() == KafkaError._PARTITION_EOF:
                 # An end with a transaction still open behind it is not the end that was seen.
                 if (message.offset() or 0) >= ends[number]:
-                    left.discard(number)
+                    unfinished.discard(number)
             elif not error.retriable():
                 raise KafkaException(error)
     finally:
@@ -228,7 +229,7 @@ def read_messages(bootstrap: str, topic: str) -> Iterator[Message]:
 
 
 def _ends(bootstrap: str, topic: str, partitions: set[int]) -> dict[int, int]:
-    """Where the log ends, transactions that are open or not: what a reader of everything gets to."""
+    """The log end offsets, open transactions included: as an uncommitted reader sees them."""
     reader = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "prove-check", "isolation.level": "read_uncommitted"},
         logger=_QUIET,

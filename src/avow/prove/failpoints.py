@@ -1,15 +1,15 @@
-"""The harm that a pipeline under proof does to itself: hooks that end it at a named point, or make it break its word.
+"""Failpoints: hooks that kill a pipeline under test at a named point, or make it break its guarantee.
 
 Only ``avow.prove.hooked`` makes them, from the environment of the process that it starts: ``avow run`` cannot.
 
 ``AVOW_FAILPOINT=NAME:BATCH:WHO:FOLDER`` kills with SIGKILL at point NAME of the first batch not below BATCH, once
 (FOLDER remembers that it fired): WHO is ``worker`` (this process alone), ``executor`` (this process and all above it,
 up to the executor's JVM) or ``run`` (the same, up to the driver, where that is above). ``stop`` is this process alone
-with SIGSTOP: whoever asked for it lets it go on. With ``answer`` nothing is killed: what was done stays done, and an
+with SIGSTOP; the fault continues it later. With ``answer`` nothing is killed: what was done stays done, and an
 error takes the place of its answer.
 
 ``AVOW_CANARY=swap`` takes the acts in the wrong order, ``drop:N`` and ``double:N`` do that to one row in N: a proof
-shows with these that it would catch a pipeline that breaks its word.
+shows with these that it would catch a pipeline that breaks its guarantee.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ SENT_WITHIN_S = 0.5  # before a process is stopped: what it gave to a client has
 
 
 @dataclass(frozen=True, slots=True)
-class Harm(Hooks):
-    """What the environment names, in any process of the run."""
+class FaultHooks(Hooks):
+    """The failpoint and canary of the environment, in any process of the run."""
 
     failpoint: str = ""
     canary: str = ""
     driver: int = 0  # its pid
 
     @classmethod
-    def named(cls, env: Mapping[str, str]) -> Self:
+    def from_environment(cls, env: Mapping[str, str]) -> Self:
         """For a run whose driver is this process."""
         return cls(env.get(VARIABLE, ""), env.get(CANARY, ""), os.getpid())
 
     def reached(self, point: str, batch: int) -> None:
         if not self.failpoint:
             return
-        name, first, who, folder = self.failpoint.split(":", 3)
+        name, first, target, folder = self.failpoint.split(":", 3)
         if name != point or batch < int(first):
             return
         try:
             Path(folder, f"fired-{point}").touch(exist_ok=False)
         except FileExistsError:
             return
-        if who == "answer":
-            raise OSError("the answer was lost, as a failpoint wished")
-        if who == "stop":
+        if target == "answer":
+            raise OSError("the answer was lost, injected by a failpoint")
+        if target == "stop":
             time.sleep(SENT_WITHIN_S)
             os.kill(os.getpid(), SIGSTOP)
             return
-        for process in list(self._above(who)):
+        for process in list(self._ancestors(target)):
             process.send_signal(SIGKILL)
         os.kill(os.getpid(), SIGKILL)
 
-    def _above(self, who: str) -> Iterator[psutil.Process]:
-        """The processes above this one that are to go too; none if the last of them is not above it."""
-        found = []
-        for process in psutil.Process().parents() if who != "worker" else []:
-            found.append(process)
-            if process.name() == "java" if who == "executor" else process.pid == self.driver:
-                yield from found
+    def _ancestors(self, target: str) -> Iterator[psutil.Process]:
+        """The ancestors to kill as well; none if the target is not an ancestor."""
+        chain = []
+        for process in psutil.Process().parents() if target != "worker" else []:
+            chain.append(process)
+            if process.name() == "java" if target == "executor" else process.pid == self.driver:
+                yield from chain
                 return
 
     def order(self, steps: tuple[frozenset[Act], ...]) -> tuple[frozenset[Act], ...]:
@@ -83,8 +83,8 @@ class Harm(Hooks):
 
     def copies(self, offset: int) -> int:
         """How often a record's row is to be written: once, unless a canary drops or doubles one in so many."""
-        what, _, every = self.canary.partition(":")
-        return 1 if what not in ("drop", "double") or (offset + 1) % int(every) else {"drop": 0, "double": 2}[what]
+        action, _, every = self.canary.partition(":")
+        return 1 if action not in ("drop", "double") or (offset + 1) % int(every) else {"drop": 0, "double": 2}[action]
 
     def rows(self, rows: pa.RecordBatch, offset_column: str) -> pa.RecordBatch:
         if not self.canary:

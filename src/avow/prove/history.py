@@ -46,13 +46,13 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            found = json.loads(line)
+            event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and "event" in found:
-            yield found
+        if isinstance(event, dict) and "event" in event:
+            yield event
 
 
 def verdicts(folder: Path) -> dict[str, dict[str, Any]]:
     """The last verdict of each cell."""
-    return {found["cell"]: found for found in read(folder) if found["event"] == "verdict"}
+    return {event["cell"]: event for event in read(folder) if event["event"] == "verdict"}

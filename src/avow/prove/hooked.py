@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from avow.prove.failpoints import Harm
+from avow.prove.failpoints import FaultHooks
 
 if __name__ == "__main__":
     # By name: the command line stands above this package, and is another program here.
-    import_module("avow.cli").main(obj=Harm.named(os.environ), prog_name="avow")
+    import_module("avow.cli").main(obj=FaultHooks.from_environment(os.environ), prog_name="avow")

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import threading
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-SSL_REQUEST, GSS_REQUEST, CANCEL_REQUEST = 80877103, 80877104, 80877102
+from avow.prove.server import LoopbackServer
+
+SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
 PROTOCOL = 196608
-CALL_TIMEOUT_S = 10
 
 
 @dataclass(slots=True)
 class _Server:
-    """A connection to PostgreSQL, and what it said of itself when it began."""
+    """A connection to PostgreSQL, and the server's start-up messages on it."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -32,7 +30,7 @@ class _Server:
 
 
 class _Client:
-    """How far a client is with what it asked for."""
+    """The state of a client's requests."""
 
     def __init__(self) -> None:
         self.server: _Server | None = None  # while a transaction is open, or an answer due
@@ -54,42 +52,22 @@ class _Client:
         return kind == b"Z" and self._due <= 0 and body == b"I"
 
 
-class Pooler:
+class Pooler(LoopbackServer):
     """Listens on ``port`` and shares ``size`` connections to the server on ``target``. Both are loopback ports."""
 
     def __init__(self, port: int, target: int, size: int = 1) -> None:
-        self.port, self._target, self._size = port, target, size
+        super().__init__(port)
+        self._target, self._size = target, size
         self.clients = self.servers = self.transactions = 0  # so far
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"pooler-{port}", daemon=True)
-
-    def start(self) -> Pooler:
-        self._thread.start()
-        self._do(self._listen())
-        return self
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self._do(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CALL_TIMEOUT_S)
-            self._loop.close()
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
 
     async def _listen(self) -> None:
         self._idle: asyncio.Queue[_Server | None] = asyncio.LifoQueue()
         for _ in range(self._size):
             self._idle.put_nowait(None)  # room for one
-        self._listening = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        await super()._listen()
 
     async def _end(self) -> None:
-        self._listening.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await super()._end()
         while not self._idle.empty():
             if (server := self._idle.get_nowait()) is not None:
                 server.writer.close()
@@ -125,7 +103,7 @@ class Pooler:
             writer.close()
 
     async def _hello(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
-        """Who the client is, as a message to begin a server connection with. None: it does not want one."""
+        """The start-up message for a server connection of this client. None: it wants none."""
         while True:
             size, code = struct.unpack("!II", await reader.readexactly(8))
             body = await reader.readexactly(size - 8)
@@ -134,11 +112,13 @@ class Pooler:
                 continue
             if code != PROTOCOL:
                 return None
-            words = body.split(b"\0")
-            given = dict(zip(words[::2], words[1::2], strict=False))
+            fields = body.split(b"\0")
+            parameters = dict(zip(fields[::2], fields[1::2], strict=False))
             # What else a client declares is its own: it does not come to a connection that others get.
-            said = b"".join(b"%s\0%s\0" % (name, given[name]) for name in (b"user", b"database") if name in given)
-            return struct.pack("!II", len(said) + 9, PROTOCOL) + said + b"\0"
+            startup = b"".join(
+                b"%s\0%s\0" % (name, parameters[name]) for name in (b"user", b"database") if name in parameters
+            )
+            return struct.pack("!II", len(startup) + 9, PROTOCOL) + startup + b"\0"
 
     async def _taken(self, hello: bytes) -> _Server:
         server = await self._idle.get()

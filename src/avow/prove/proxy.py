@@ -1,41 +1,39 @@
 """A small TCP proxy that can cut, delay, hold back one direction, or lose an answer; and counts what it did.
 
 It stands on a loopback port in front of one server. The faults command it, and its counts are their proof that they
-really happened. Owns: bytes between two sockets. Must not know: Kafka, PostgreSQL or any fault; what an answer is, it
-is told as bytes.
+really happened. Owns: bytes between two sockets. Must not know: Kafka, PostgreSQL or any fault; requests and answers
+are matched as bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+
+from avow.prove.server import LoopbackServer
 
 CHUNK_BYTES = 64 * 1024
-CALL_TIMEOUT_S = 10
 
-Result = TypeVar("Result")
-Peers = Callable[[int], bool]  # by the port a client connects from
+PeerFilter = Callable[[int], bool]  # by the port a client connects from
 
 
-class Way(StrEnum):
+class Direction(StrEnum):
     UP = "up"  # client to server: requests
     DOWN = "down"  # server to client: answers
 
 
 @dataclass(slots=True)
-class Counts:
+class ProxyCounts:
     """What the proxy has done since it started."""
 
     connections: int = 0
     up_bytes: int = 0
     down_bytes: int = 0
     cut: int = 0  # connections ended by us
-    refused: int = 0  # connections not let in
+    refused: int = 0  # new connections rejected
     held_bytes: int = 0  # that had to wait for the heal
     delayed: int = 0  # chunks that waited for the declared delay
     lost_replies: int = 0  # answers that the server gave and the client never got
@@ -43,7 +41,7 @@ class Counts:
 
 @dataclass(slots=True)
 class LostReply:
-    """Lose the answer to ``request``, on a connection that has sent ``after`` since its last such request."""
+    """Drop the response to ``request``, on a connection that has sent ``after`` since its last such request."""
 
     request: bytes
     after: bytes
@@ -65,49 +63,34 @@ class _Connection:
                 writer.transport.abort()
 
 
-class Proxy:
-    """Listens on ``port`` and passes everything on to ``target``, until told otherwise. Both are loopback ports."""
+class Proxy(LoopbackServer):
+    """Listens on ``port`` and forwards everything to ``target``, until a fault is set. Both are loopback ports."""
 
     def __init__(self, port: int, target: int) -> None:
-        self.port = port
+        super().__init__(port)
         self._target = target
-        self._counts = Counts()
+        self._counts = ProxyCounts()
         self._connections: set[_Connection] = set()
-        self._cut: list[Peers] = []
+        self._cut: list[PeerFilter] = []
         self._delay_s = 0.0
         self._lost: LostReply | None = None
-        self._flowing: dict[Way, asyncio.Event] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{port}", daemon=True)
-
-    def start(self) -> Proxy:
-        self._thread.start()
-        self._do(self._listen())
-        return self
-
-    def stop(self) -> None:
-        """End every connection and stop listening."""
-        if self._thread.is_alive():
-            self._do(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CALL_TIMEOUT_S)
-            self._loop.close()
+        self._flowing: dict[Direction, asyncio.Event] = {}
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ProxyCounts:
         return replace(self._counts)
 
-    def cut(self, only: Peers | None = None) -> None:
+    def cut(self, only: PeerFilter | None = None) -> None:
         """End connections and let no new ones in; ``only`` those of some clients."""
-        self._do(self._cut_off(only or (lambda _port: True)))
+        self._run(self._cut_off(only or (lambda _port: True)))
 
     def delay(self, seconds: float) -> None:
         """Every chunk waits so long, in both directions."""
         self._delay_s = seconds
 
-    def hold(self, *ways: Way) -> None:
+    def hold(self, *ways: Direction) -> None:
         """Nothing passes that way until the heal: as when packets vanish and TCP goes on trying."""
-        self._do(self._set_flow(ways, False))
+        self._run(self._set_flow(ways, False))
 
     def lose_replies(self, lost: LostReply) -> None:
         self._lost = lost
@@ -117,33 +100,26 @@ class Proxy:
         for ever."""
         self._delay_s, self._lost = 0.0, None
         self._cut.clear()
-        self._do(self._end_losing())
-        self._do(self._set_flow(tuple(Way), True))
+        self._run(self._end_losing())
+        self._run(self._set_flow(tuple(Direction), True))
 
     # In the loop's own thread.
 
-    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
-
     async def _listen(self) -> None:
-        for way in Way:
+        for way in Direction:
             self._flowing[way] = asyncio.Event()
             self._flowing[way].set()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        await super()._listen()
 
     async def _end(self) -> None:
-        self._server.close()
         for connection in self._connections:
             connection.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await super()._end()
 
-    async def _cut_off(self, whom: Peers) -> None:
-        self._cut.append(whom)
+    async def _cut_off(self, peers: PeerFilter) -> None:
+        self._cut.append(peers)
         for connection in list(self._connections):
-            if whom(connection.peer):
+            if peers(connection.peer):
                 self._counts.cut += 1
                 connection.close()
 
@@ -152,14 +128,14 @@ class Proxy:
             if connection.losing is not None:
                 connection.close()
 
-    async def _set_flow(self, ways: tuple[Way, ...], flowing: bool) -> None:
+    async def _set_flow(self, ways: tuple[Direction, ...], flowing: bool) -> None:
         for way in ways:
             (self._flowing[way].set if flowing else self._flowing[way].clear)()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = int(writer.get_extra_info("peername")[1])
         connection = _Connection(peer, [writer])
-        if any(whom(peer) for whom in self._cut):
+        if any(peers(peer) for peers in self._cut):
             self._counts.refused += 1
             connection.close()
             return
@@ -172,8 +148,8 @@ class Proxy:
         self._connections.add(connection)
         self._counts.connections += 1
         pumps = [
-            asyncio.create_task(self._pump(connection, Way.UP, reader, server_writer)),
-            asyncio.create_task(self._pump(connection, Way.DOWN, server_reader, writer)),
+            asyncio.create_task(self._pump(connection, Direction.UP, reader, server_writer)),
+            asyncio.create_task(self._pump(connection, Direction.DOWN, server_reader, writer)),
         ]
         try:
             # One side's end is the connection's end: neither of our protocols goes on with half of it.
@@ -186,7 +162,7 @@ class Proxy:
             connection.close()
 
     async def _pump(
-        self, connection: _Connection, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: _Connection, way: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
@@ -196,7 +172,7 @@ class Proxy:
                 if not self._flowing[way].is_set():
                     self._counts.held_bytes += len(data)
                     await self._flowing[way].wait()
-                if way is Way.UP:
+                if way is Direction.UP:
                     self._watch(connection, data)
                     self._counts.up_bytes += len(data)
                 elif connection.losing is not None:
@@ -217,11 +193,11 @@ class Proxy:
         if lost is None:
             connection.tail = b""
             return
-        seen = connection.tail + data
-        connection.after_seen |= lost.after in seen
-        if lost.request in seen:
+        sent = connection.tail + data
+        connection.after_seen |= lost.after in sent
+        if lost.request in sent:
             if connection.after_seen and lost.times > 0:
                 lost.times -= 1
                 connection.losing = lost
-            connection.after_seen, seen = False, b""
-        connection.tail = seen[-max(len(lost.request), len(lost.after)) :]
+            connection.after_seen, sent = False, b""
+        connection.tail = sent[-max(len(lost.request), len(lost.after)) :]

@@ -1,8 +1,8 @@
 """The report of a proof, as HTML and as Markdown, from its history alone.
 
 The matrix as a coloured grid with counts, a timeline per cell (records in the table over time, with bars where faults
-were), and how to play each cell again. One file each, nothing loaded from elsewhere, light or dark as the reader's
-machine is. Owns: looks. Must not know: how anything was found out.
+were), and how to run each cell again. One file each, nothing loaded from elsewhere, light or dark as the reader's
+machine is. Owns: presentation. Must not know: how a verdict was reached.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ VERDICTS = ("held", "broken", "unproven", "unknown", "not-run", "caught", "misse
 
 
 @dataclass
-class Played:
-    """One cell as the history tells it. A cell that was played again has what came last."""
+class RecordedCell:
+    """One cell, from the history. Of a cell that was run again, the last run counts."""
 
-    name: str
+    name: str  # its parts are below
     replay: str = ""
     began: float = 0
     rows: list[tuple[float, int]] = field(default_factory=list)  # (seconds from the beginning, rows)
@@ -35,30 +35,9 @@ class Played:
     notes: list[tuple[float, str]] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)  # the verdict's line
 
-    @property
-    def fault(self) -> str:
-        return self.name.split("/")[0]
-
-    @property
-    def guarantee(self) -> str:
-        return self.name.split("/")[1]
-
-    @property
-    def sink(self) -> str:
-        return self.name.split("/")[2]
-
-    @property
-    def mode(self) -> str:
-        return self.name.split("/")[3]
-
-    @property
-    def engine(self) -> str:
-        return self.name.split("/")[4]
-
-    @property
-    def place(self) -> str:
-        """Sink, mode and engine."""
-        return "/".join(self.name.split("/")[2:])
+    def __post_init__(self) -> None:
+        self.fault, self.guarantee, self.sink, self.mode, self.engine = self.name.split("/")
+        self.column = f"{self.sink}/{self.mode}/{self.engine}"
 
     @property
     def verdict(self) -> str:
@@ -71,19 +50,19 @@ class Played:
         return ", ".join(f"{count:,} {kind}" for kind, count in check.items() if count)
 
 
-def load(folder: Path) -> tuple[dict[str, Any], list[Played]]:
+def load(folder: Path) -> tuple[dict[str, Any], list[RecordedCell]]:
     """The proof's first line, and its cells."""
     header: dict[str, Any] = {}
-    cells: dict[str, Played] = {}
+    cells: dict[str, RecordedCell] = {}
     for event in history.read(folder):
         kind, name = event["event"], event["cell"]
         if kind == "proof":
             header = event
             continue
         if kind == "cell":
-            cells[name] = Played(name, event.get("replay", ""), event["at"])
+            cells[name] = RecordedCell(name, event.get("replay", ""), event["at"])
             continue
-        cell = cells.setdefault(name, Played(name, began=event["at"]))
+        cell = cells.setdefault(name, RecordedCell(name, began=event["at"]))
         at = event["at"] - cell.began
         match kind:
             case "rows":
@@ -108,21 +87,26 @@ def write(folder: Path) -> tuple[Path, Path]:
     return page, text
 
 
-def summary(cells: Iterable[Played]) -> str:
+def summary(cells: Iterable[RecordedCell]) -> str:
     count = Counter(cell.verdict for cell in cells)
     return ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
 
 
-def as_markdown(header: dict[str, Any], cells: list[Played]) -> str:
+def as_markdown(header: dict[str, Any], cells: list[RecordedCell]) -> str:
     lines = ["# Proof", "", f"{_when(header)}: {summary(cells)}.", ""]
-    lines += [", ".join(f"{name} {found}" for name, found in header.get("versions", {}).items()), ""]
-    for place in _places(cells):
-        words = [str(word) for word in Guarantee]
-        lines += [f"## {place}", "", f"| # | fault | {' | '.join(words)} |", f"|---|---|{'---|' * len(words)}"]
-        for fault in _faults(cells, place):
-            found = [_find(cells, place, fault, word) for word in words]
-            shown = [f"{c.verdict}{f': {c.counts}' if c.counts else ''}" if c else "" for c in found]
-            lines.append(f"| {FAULTS[fault].number or ''} | {FAULTS[fault].title} | {' | '.join(shown)} |")
+    lines += [", ".join(f"{name} {row}" for name, row in header.get("versions", {}).items()), ""]
+    for column in _columns(cells):
+        guarantees = [str(guarantee) for guarantee in Guarantee]
+        lines += [
+            f"## {column}",
+            "",
+            f"| # | fault | {' | '.join(guarantees)} |",
+            f"|---|---|{'---|' * len(guarantees)}",
+        ]
+        for fault in _faults(cells, column):
+            row = [_find(cells, column, fault, guarantee) for guarantee in guarantees]
+            verdicts = [f"{c.verdict}{f': {c.counts}' if c.counts else ''}" if c else "" for c in row]
+            lines.append(f"| {FAULTS[fault].number or ''} | {FAULTS[fault].title} | {' | '.join(verdicts)} |")
         lines.append("")
     lines += ["## Cells", ""]
     for cell in cells:
@@ -173,8 +157,8 @@ ul.notes { margin: .3rem 0; padding-left: 1.2rem; color: var(--dim); font-size: 
 """
 
 
-def as_html(header: dict[str, Any], cells: list[Played]) -> str:
-    versions = ", ".join(f"{name} {found}" for name, found in header.get("versions", {}).items())
+def as_html(header: dict[str, Any], cells: list[RecordedCell]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in header.get("versions", {}).items())
     count = Counter(cell.verdict for cell in cells)
     chips = "".join(f'<span class="chip {v}"><b>{count[v]}</b> {v}</span>' for v in VERDICTS if count[v])
     grids = "".join(
@@ -196,23 +180,28 @@ def as_html(header: dict[str, Any], cells: list[Played]) -> str:
     )
 
 
-def _grid(cells: list[Played]) -> str:
+def _grid(cells: list[RecordedCell]) -> str:
     """One sink on one engine: a row for each fault, a column for each guarantee and mode."""
     modes = list(dict.fromkeys(cell.mode for cell in sorted(cells, key=lambda cell: cell.mode)))
-    words = [str(word) for word in Guarantee]
-    found = {(cell.fault, cell.guarantee, cell.mode): cell for cell in cells}
+    guarantees = [str(guarantee) for guarantee in Guarantee]
+    by_column = {(cell.fault, cell.guarantee, cell.mode): cell for cell in cells}
     columns = [
-        (word, mode) for word in words for mode in modes if any((c.guarantee, c.mode) == (word, mode) for c in cells)
+        (guarantee, mode)
+        for guarantee in guarantees
+        for mode in modes
+        if any((c.guarantee, c.mode) == (guarantee, mode) for c in cells)
     ]
     rows = []
     for fault in _faults(cells):
-        boxes = "".join(_box(found.get((fault, word, mode))) for word, mode in columns)
+        boxes = "".join(_box(by_column.get((fault, guarantee, mode))) for guarantee, mode in columns)
         title = html.escape(FAULTS[fault].title)
         rows.append(
             f'<tr><td class="number">{FAULTS[fault].number or ""}</td><td class="fault">{title}</td>{boxes}</tr>'
         )
-    spans = [(word, sum(one == word for one, _ in columns)) for word in words]
-    top = "".join(f'<th class="word" colspan="{span}">{word}</th>' for word, span in spans if span)
+    spans = [
+        (guarantee, sum(column_guarantee == guarantee for column_guarantee, _ in columns)) for guarantee in guarantees
+    ]
+    top = "".join(f'<th class="word" colspan="{span}">{guarantee}</th>' for guarantee, span in spans if span)
     head = "".join(f"<th>{html.escape(mode)}</th>" for _, mode in columns)
     return (
         f'<div class="scroll"><table><thead><tr><th></th><th></th>{top}</tr>'
@@ -221,27 +210,27 @@ def _grid(cells: list[Played]) -> str:
     )
 
 
-def _box(cell: Played | None) -> str:
+def _box(cell: RecordedCell | None) -> str:
     if cell is None:
         return "<td></td>"
     counts = f"<small>{html.escape(cell.counts)}</small>" if cell.counts else ""
     return f'<td class="box"><a class="{cell.verdict}" href="#{_id(cell)}"><b>{cell.verdict}</b>{counts}</a></td>'
 
 
-def _cell(cell: Played) -> str:
+def _cell(cell: RecordedCell) -> str:
     """The id is inside, so that a link from the grid opens it."""
     fired = "".join(f"<li>fired: {html.escape(proof)}</li>" for proof in cell.end.get("fired", ()) if proof)
     notes = "".join(f"<li>{at:.1f} s: {html.escape(text)}</li>" for at, text in cell.notes)
     return (
         f"<details{' open' if cell.verdict in ('broken', 'missed', 'unknown') else ''}><summary>"
-        f'<span class="verdict {cell.verdict}">{cell.verdict}</span> {html.escape(f"{cell.guarantee}, {cell.place}")} '
+        f'<span class="verdict {cell.verdict}">{cell.verdict}</span> {html.escape(f"{cell.guarantee}, {cell.column}")} '
         f"<small>{html.escape(cell.end.get('why', ''))}</small></summary>"
         f'<div class="more" id="{_id(cell)}">{timeline(cell)}<ul class="notes">{fired}{notes}</ul>'
         f"<p><code>avow prove {html.escape(cell.replay)}</code></p></div></details>"
     )
 
 
-def timeline(cell: Played) -> str:
+def timeline(cell: RecordedCell) -> str:
     """Records in the table over time, as a line; faults as bars behind it."""
     if len(cell.rows) < 2:
         return ""
@@ -273,22 +262,22 @@ def timeline(cell: Played) -> str:
     )
 
 
-def _id(cell: Played) -> str:
+def _id(cell: RecordedCell) -> str:
     return html.escape(cell.name.replace("/", "-"))
 
 
-def _places(cells: list[Played]) -> list[str]:
-    return list(dict.fromkeys(cell.place for cell in cells))
+def _columns(cells: list[RecordedCell]) -> list[str]:
+    return list(dict.fromkeys(cell.column for cell in cells))
 
 
-def _faults(cells: list[Played], place: str = "") -> list[str]:
+def _faults(cells: list[RecordedCell], column: str = "") -> list[str]:
     """In the table's order; ``place``: of that only."""
-    there = {cell.fault for cell in cells if place in ("", cell.place)}
-    return [name for name in FAULTS if name in there]
+    names = {cell.fault for cell in cells if column in ("", cell.column)}
+    return [name for name in FAULTS if name in names]
 
 
-def _find(cells: list[Played], place: str, fault: str, word: str) -> Played | None:
-    return next((c for c in cells if (c.place, c.fault, c.guarantee) == (place, fault, word)), None)
+def _find(cells: list[RecordedCell], column: str, fault: str, guarantee: str) -> RecordedCell | None:
+    return next((c for c in cells if (c.column, c.fault, c.guarantee) == (column, fault, guarantee)), None)
 
 
 def _when(header: dict[str, Any]) -> str:

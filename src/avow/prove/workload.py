@@ -1,7 +1,7 @@
-"""A steady producer of numbered, checksummed records, which keeps account of every one it sent.
+"""A steady producer of numbered, checksummed records, which tracks the fate of every one it sent.
 
-In transactions, if asked, of which every third is aborted. Owns: the producer and its accounts. Must not know: faults
-or pipelines. Its neighbour is ``check``, which has the records' form.
+Optionally in transactions, of which every third is aborted. Owns: the producer and these fates. Must not know: faults
+or pipelines. Its neighbour is ``check``, which defines the records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from avow.errors import SourceError
 from avow.kafka import metadata
-from avow.prove import raw
+from avow.prove import raw_producer
 from avow.prove.check import HEADER, Fate, Sent, value
 
 TICK_S = 0.1
@@ -67,11 +67,11 @@ class Workload:
         self._thread.start()
 
     def give_up(self) -> None:
-        """End soon; nobody will ask what was sent."""
+        """End soon; the fates are not needed."""
         self._ending.set()
 
     def stop(self) -> None:
-        """End once all that was asked for is sent, and every answer is in or given up."""
+        """End once all records are sent, and every acknowledgement has arrived or timed out."""
         self._ending.set()
         self._thread.join()
         if self._failure is not None:
@@ -136,43 +136,43 @@ class Workload:
             key = number // PER_KEY if self._keyed else number
             if number % PER_KEY == 0:  # in between, a key would come to two partitions, which have no order
                 self._partitions = self.partitions
-            where = key % self._partitions
-            self._sent[number] = Sent(number, key, Fate.UNKNOWN, where, -1)
-            changed = self._message(number, key)
-            if "raw_headers" in changed:
-                self._send_raw(number, key, where, changed["raw_headers"])
+            partition = key % self._partitions
+            self._sent[number] = Sent(number, key, Fate.UNKNOWN, partition, -1)
+            overrides = self._message(number, key)
+            if "raw_headers" in overrides:
+                self._send_raw(number, key, partition, overrides["raw_headers"])
                 continue
-            named = [(HEADER, str(number).encode()), *changed.pop("headers", [])]
-            usual: dict[str, Any] = {
+            headers = [(HEADER, str(number).encode()), *overrides.pop("headers", [])]
+            defaults: dict[str, Any] = {
                 "value": self._value(number, key),
                 "key": str(key).encode(),
-                "partition": where,
-                "headers": named,
+                "partition": partition,
+                "headers": headers,
             }
             while True:
                 try:
-                    producer.produce(self._topic, **usual | changed, on_delivery=partial(self._answered, number))
+                    producer.produce(self._topic, **defaults | overrides, on_delivery=partial(self._answered, number))
                     break
                 except BufferError:
                     producer.poll(TICK_S)
         return numbers
 
-    def _send_raw(self, number: int, key: int, where: int, headers: list[tuple[bytes, bytes | None]]) -> None:
+    def _send_raw(self, number: int, key: int, partition: int, headers: list[tuple[bytes, bytes | None]]) -> None:
         """A record that the client cannot send. It may overtake others: it never becomes a row."""
-        named = ((HEADER.encode(), b"%d" % number), *headers)
-        record = raw.Raw(self._value(number, key), b"%d" % key, named, int(time.time() * 1000))
+        all_headers = ((HEADER.encode(), b"%d" % number), *headers)
+        record = raw_producer.RawRecord(self._value(number, key), b"%d" % key, all_headers, int(time.time() * 1000))
         try:
-            (offset,) = raw.produce(self._settings["bootstrap.servers"], self._topic, [record], where)
+            (offset,) = raw_producer.produce(self._settings["bootstrap.servers"], self._topic, [record], partition)
         except TimeoutError:
             return  # it stays unknown
         self._sent[number] = self._sent[number]._replace(fate=Fate.ACKNOWLEDGED, offset=offset)
 
     def _answered(self, number: int, error: KafkaError | None, message: Message) -> None:
-        known = self._sent[number]
+        record = self._sent[number]
         if error is None:
             fate, offset = (Fate.UNKNOWN if self._transactions else Fate.ACKNOWLEDGED), message.offset()
-            self._sent[number] = known._replace(fate=fate, offset=-1 if offset is None else offset)
-        # Any error leaves it unknown: a time-out says nothing of what the broker did.
+            self._sent[number] = record._replace(fate=fate, offset=-1 if offset is None else offset)
+        # Any error leaves it unknown: after a time-out the broker may have written it or not.
 
     def _in_transactions(self) -> None:
         """Each transaction is committed or aborted as a whole, and so is the fate of its records."""
@@ -205,6 +205,6 @@ class Workload:
                     fate = Fate.ABORTED if abort else Fate.ACKNOWLEDGED
                     self._sent[number] = self._sent[number]._replace(fate=fate)
             except KafkaException:
-                # Its records stay unknown, and the log says later which way it went. A new producer ends what is open.
+                # Its records stay unknown until the log is read. A new producer aborts the open transaction.
                 producer = None
             time.sleep(TRANSACTION_RECORDS / self._rate)

@@ -11,18 +11,20 @@ Secrets. A value that came from the environment, the sink's URL, and every clien
 written (``${env:NAME}``) by their ``Section``; a ``Problem`` quotes the value at its own key and no other;
 and a quote of a value from the environment is dropped when the problem is reported.
 
-Owns: the keys, their types and their checks. Must not know: Kafka, Spark, any sink by name, or what a sink offers. Its
-neighbours are ``schema`` (``decode.schema``), ``plugins`` (which finds the class that reads ``[sink]``) and ``plan``
-(which adds the sinks' offers).
+Owns: the keys, their types and their checks. Must not know: Kafka, Spark, any format or sink by name, or what a sink
+offers. Its neighbours are ``schema`` (``decode.schema``), ``plugins`` (which finds the classes that read ``[decode]``
+and ``[sink]``) and ``plan`` (which adds the sinks' offers).
 """
 
 from avow.settings.read import cluster, declared, load, refused
 from avow.settings.tree import (
     REST_COLUMN,
-    Batch,
+    BatchSettings,
     ClientSettings,
     DeadLetters,
-    Decode,
+    DeclaredColumns,
+    FormatConfig,
+    Lineage,
     Mode,
     PipelineConfig,
     Section,
@@ -30,16 +32,18 @@ from avow.settings.tree import (
     Source,
     TopicName,
     Transform,
-    revealed,
+    unwrap_secrets,
 )
 from avow.settings.values import Offsets, Problem, Start
 
 __all__ = [
     "REST_COLUMN",
-    "Batch",
+    "BatchSettings",
     "ClientSettings",
     "DeadLetters",
-    "Decode",
+    "DeclaredColumns",
+    "FormatConfig",
+    "Lineage",
     "Mode",
     "Offsets",
     "PipelineConfig",
@@ -54,5 +58,5 @@ __all__ = [
     "declared",
     "load",
     "refused",
-    "revealed",
+    "unwrap_secrets",
 ]

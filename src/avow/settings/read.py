@@ -12,7 +12,6 @@ import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +19,7 @@ from pydantic import ValidationError
 
 from avow.errors import ConfigError
 from avow.settings import values
-from avow.settings.tree import InSinkSection, PipelineConfig, Section, Source
+from avow.settings.tree import InPluginSection, PipelineConfig, Section, Source
 from avow.settings.values import FromEnv, Key, Problem, Refused
 
 
@@ -53,8 +52,8 @@ def _checked(
         problems += [_without_env(problem, document) for problem in check(pipeline)]
     except ValidationError as error:
         unfilled = {problem.key for problem in problems}
-        found = [p for p in _problems(error) if not any(p.key[: len(key)] == key for key in unfilled)]
-        problems += [_without_env(p, document) for p in found]
+        invalid = [p for p in _problems(error) if not any(p.key[: len(key)] == key for key in unfilled)]
+        problems += [_without_env(p, document) for p in invalid]
     # Returned and not raised here, so that no ValidationError (which holds its input) is the context of what is raised.
     return pipeline, problems
 
@@ -76,7 +75,7 @@ def declared(
 
 def refused(problems: Iterable[Problem]) -> ConfigError:
     """What is wrong with values that were never in a file."""
-    return ConfigError("\n".join(f"{_dotted(it.key)}: {it.wrong}; {it.allowed}" for it in problems))
+    return ConfigError("\n".join(f"{_dotted(problem.key)}: {problem.wrong}; {problem.allowed}" for problem in problems))
 
 
 def cluster(brokers: str, kafka: Mapping[str, str] | None = None, env: Mapping[str, str] = os.environ) -> Source:
@@ -91,8 +90,8 @@ def cluster(brokers: str, kafka: Mapping[str, str] | None = None, env: Mapping[s
     except ValidationError as error:
         problems += [_without_env(problem, document) for problem in _problems(error)]
     if found is None or problems:
-        options = ((it, _dotted(it.key).replace("kafka.", "kafka ", 1)) for it in problems)
-        raise ConfigError("\n".join(f"--{option}: {it.wrong}; {it.allowed}" for it, option in options))
+        options = ((problem, _dotted(problem.key).replace("kafka.", "kafka ", 1)) for problem in problems)
+        raise ConfigError("\n".join(f"--{option}: {problem.wrong}; {problem.allowed}" for problem, option in options))
     return found
 
 
@@ -101,7 +100,7 @@ def _read(path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: there is no such file", advice="Name a pipeline file, such as examples/payments.toml."
+            f"{path}: no such file", advice="Name a pipeline file, such as examples/payments.toml."
         ) from None
     except OSError as error:
         raise ConfigError(
@@ -119,12 +118,12 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     except RecursionError:
         wrong, line = "nested too deeply", ""
     except ValueError as error:
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.S)
-        wrong = found[1] if found else str(error)
-        line = f":{found[2] or len(text.splitlines())}" if found else ""
+        match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.S)
+        wrong = match[1] if match else str(error)
+        line = f":{match[2] or len(text.splitlines())}" if match else ""
     raise ConfigError(
         f"{path}{line}: not TOML: {_printable(wrong)}",
-        advice="The form of a TOML file is at https://toml.io.",
+        advice="The TOML syntax is at https://toml.io.",
     )
 
 
@@ -141,13 +140,13 @@ def _interpolate(document: dict[str, Any], env: Mapping[str, str]) -> tuple[dict
             return value
         if "${env:" in values.ENV.sub("", value):
             problems.append(
-                Problem(key, "holds a ${env:...} without a variable's name", "${env:NAME}: letters, digits and _")
+                Problem(key, "contains a ${env:...} without a variable name", "${env:NAME}: letters, digits and _")
             )
         for name in values.ENV.findall(value):
             if name not in env:
-                problems.append(Problem(key, f"the environment has no variable {name}", f"export {name}=..."))
+                problems.append(Problem(key, f"the environment variable {name} is not set", f"export {name}=..."))
             elif not _is_unicode(env[name]):
-                problems.append(Problem(key, f"the variable {name} is not UTF-8", "text in UTF-8"))
+                problems.append(Problem(key, f"the environment variable {name} is not UTF-8", "text in UTF-8"))
         return FromEnv(values.ENV.sub(lambda match: env.get(match[1], ""), value), value)
 
     filled: dict[str, Any] = fill(document, ())
@@ -161,34 +160,34 @@ def _is_unicode(text: str) -> bool:
 
 def _problems(error: ValidationError, section: type[Section] = PipelineConfig, at: Key = ()) -> Iterator[Problem]:
     """``section``: what pydantic read, which stands at ``at`` in the file."""
-    for found in error.errors(include_url=False):
-        key = at + found["loc"]
-        cause = found.get("ctx", {}).get("error")
+    for details in error.errors(include_url=False):
+        key = at + details["loc"]
+        cause = details.get("ctx", {}).get("error")
         if isinstance(cause, Refused):
             for problem in cause.problems:
                 yield replace(problem, key=key + problem.key)
-        elif isinstance(cause, InSinkSection):
+        elif isinstance(cause, InPluginSection):
             yield from _problems(cause.error, cause.config, key)
         else:
-            yield _pydantic_problem(key, _section_at(found["loc"][:-1], section), found["type"], found)
+            yield _pydantic_problem(key, _section_at(details["loc"][:-1], section), details["type"], details)
 
 
-def _pydantic_problem(key: Key, section: type[Section], kind: str, found: Any) -> Problem:
+def _pydantic_problem(key: Key, section: type[Section], kind: str, details: Any) -> Problem:
     """Pydantic's own findings in our words. Its messages do not quote the input; we quote a wrong word. ``section`` has
     the key."""
     known = {field.alias or name: field for name, field in section.model_fields.items()}
     name = str(key[-1])
     if kind == "extra_forbidden":
-        return Problem(key, f"is not a key{_did_you_mean(name, known)}", f"known keys: {', '.join(known)}")
+        return Problem(key, f"is not a known key{values.did_you_mean(name, known)}", f"known keys: {', '.join(known)}")
     allowed = str(known[name].description) if name in known else "see docs/PIPELINE.md"
     if kind == "missing":
         return Problem(key, "is missing", allowed)
-    if kind in ("literal_error", "enum") and isinstance(found["input"], str):
-        words = re.findall("'([^']+)'", found["ctx"]["expected"])
-        return Problem(key, f"{found['input']!r} is not known{_did_you_mean(found['input'], words)}", allowed)
+    if kind in ("literal_error", "enum") and isinstance(details["input"], str):
+        words = re.findall("'([^']+)'", details["ctx"]["expected"])
+        return Problem(key, f"{details['input']!r} is not known{values.did_you_mean(details['input'], words)}", allowed)
     if kind == "model_type":
         return Problem(key, "should be a table", allowed)
-    return Problem(key, found["msg"].replace("Input should", "should"), allowed)
+    return Problem(key, details["msg"].replace("Input should", "should"), allowed)
 
 
 def _section_at(key: Key, section: type[Section]) -> type[Section]:
@@ -200,19 +199,15 @@ def _section_at(key: Key, section: type[Section]) -> type[Section]:
     return section
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word.lower(), list(known), n=1)
-    return f", did you mean {near[0]}?" if near else ""
-
-
 def _config_error(path: Path, text: str, problems: list[Problem]) -> ConfigError:
     lines = _key_lines(text)
     placed = sorted((_line_of(lines, problem.key), number, problem) for number, problem in enumerate(problems))
     message = "\n".join(
-        f"{path}{f':{line}' if line else ''}: {_dotted(it.key)}: {it.wrong}; {it.allowed}" for line, _, it in placed
+        f"{path}{f':{line}' if line else ''}: {_dotted(problem.key)}: {problem.wrong}; {problem.allowed}"
+        for line, _, problem in placed
     )
     return ConfigError(
-        message, advice="Correct the file; docs/PIPELINE.md names every key. `avow plan` checks it again."
+        message, advice="Correct the file; docs/PIPELINE.md lists every key. `avow plan` checks it again."
     )
 
 
@@ -227,7 +222,7 @@ def _without_env(problem: Problem, document: dict[str, Any]) -> Problem:
     if not values.from_env(value):
         return problem
     variables = ", ".join(values.ENV.findall(str(values.as_written(value))))
-    return replace(problem, wrong=f"the value of {variables} is refused")
+    return replace(problem, wrong=f"the value of {variables} is not valid")
 
 
 def _dotted(key: Key) -> str:

@@ -1,18 +1,20 @@
 """The sections of the pipeline file as frozen pydantic models, and the checks that span them.
 
-``[sink]`` is read by the class that the sink's plugin brings, a subclass of ``SinkConfig``.
+``[decode]`` and ``[sink]`` are read by the classes that the plugins of the format and of the sink bring, subclasses of
+``FormatConfig`` and ``SinkConfig``.
 
-Owns: the keys, their types and defaults. Must not know: TOML, files, any sink by name, what a sink offers. Its
-neighbours are ``values`` (the rules of one value), ``read`` (which fills the tree from a file) and ``plugins``.
+Owns: the keys, their types and defaults. Must not know: TOML, files, any format or sink by name, what a sink offers.
+Its neighbours are ``values`` (the rules of one value), ``read`` (which fills the tree from a file) and ``plugins``.
 """
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -78,34 +80,36 @@ class Section(BaseModel):
 ClientSettings = Mapping[str, SecretStr]
 
 
-def revealed(settings: Mapping[str, SecretStr]) -> dict[str, str]:
+def unwrap_secrets(settings: Mapping[str, SecretStr]) -> dict[str, str]:
     """Client settings as the client needs them. Their values must not be printed."""
     return {name: value.get_secret_value() for name, value in settings.items()}
 
 
 TopicName = Annotated[
     str,
-    values.matching("[a-zA-Z0-9._-]{1,249}", "is not a topic's name", "1 to 249 letters, digits, . _ and -"),
+    values.matching("[a-zA-Z0-9._-]{1,249}", "is not a topic name", "1 to 249 letters, digits, . _ and -"),
 ]
 
 
 PipelineName = Annotated[
     str,
-    values.matching("[A-Za-z0-9._-]{1,200}", "is not a pipeline's name", "1 to 200 letters, digits, . _ and -"),
+    values.matching("[A-Za-z0-9._-]{1,200}", "is not a pipeline name", "1 to 200 letters, digits, . _ and -"),
 ]
 FunctionName = Annotated[
     str,
-    values.matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", "names no function", '"module:function"'),
+    values.matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", "is not a function's name", '"module:function"'),
 ]
 
 
 class Source(Section):
     """[source]: what is read, and from where."""
 
-    brokers: Annotated[str, AfterValidator(values.brokers)] = Field(description="host:port, several with commas")
+    brokers: Annotated[str, AfterValidator(values.brokers)] = Field(
+        description="host:port, several separated by commas"
+    )
     topics: tuple[TopicName, ...] = Field((), description="a list of topic names")
     topics_pattern: Annotated[str, AfterValidator(values.topics_pattern)] | None = Field(
-        None, description="a plain regular expression"
+        None, description="a regular expression"
     )
     start: Annotated[Start, BeforeValidator(values.start)] = Field("earliest", description=values.START_ALLOWED)
     on_data_loss: Literal["stop", "skip"] = Field("stop", description='"stop" or "skip"')
@@ -117,12 +121,12 @@ class Source(Section):
     def _check(self) -> Self:
         allowed = "either topics, a list of names, or topics_pattern, a regular expression"
         if self.topics and self.topics_pattern is not None:
-            refuse("stands beside topics", allowed, "topics_pattern")
+            refuse("is set together with topics", allowed, "topics_pattern")
         if not self.topics and self.topics_pattern is None:
-            refuse("no topic is named", allowed, "topics")
+            refuse("names no topic", allowed, "topics")
         for topic, times in Counter(self.topics).items():
             if times > 1:
-                refuse(f"{topic!r} is there {times} times", "each topic once", "topics")
+                refuse(f"{topic!r} is listed {times} times", "each topic once", "topics")
         if isinstance(self.start, Mapping) and self.topics:
             for topic in self.start:
                 if topic not in self.topics:
@@ -130,45 +134,48 @@ class Source(Section):
         return self
 
 
-_RAW = ddl.parse("key binary, value binary")
-_STRING = ddl.parse("key string, value string")
+class FormatConfig(Section):
+    """[decode], as far as every format has it. A plugin's own is a subclass with its ``format`` and its other keys."""
 
+    # The decoder refuses a record in which a column of sink.key is null; else these must be declared not null.
+    refuses_null_keys: ClassVar[bool] = False
 
-class Decode(Section):
-    """[decode]: what a record's bytes mean."""
-
-    format: Literal["json", "raw", "string"] = Field(description='"json", "raw" or "string"')
-    declared: Annotated[ddl.Schema | None, PlainValidator(values.schema), PlainSerializer(lambda v: v and str(v))] = (
-        Field(None, alias="schema", description="columns in Spark's spelling")
-    )
-    unknown_fields: Literal["reject", "ignore", "keep"] = Field("reject", description='"reject", "ignore" or "keep"')
+    format: str = Field(description="the name of a format")
     tombstones: Literal["dead-letter", "skip", "keep"] = Field(
         "dead-letter", description='"dead-letter", "skip" or "keep"'
     )
 
     @property
+    @abstractmethod
     def columns(self) -> ddl.Schema:
-        """The payload's columns: declared for json, the record's own key and value otherwise."""
-        return self.declared or (_RAW if self.format == "raw" else _STRING)
+        """The payload's columns."""
+
+    @property
+    def keeps_unknown_fields(self) -> bool:
+        """Whether rows have the column ``_rest``, as JSON text, for fields that are not among the columns."""
+        return False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.format == "json":
-            if self.declared is None:
-                refuse("is missing", 'json needs the columns: schema = "id long not null, note string"', "schema")
-            if self.tombstones == "keep" and any(field.required for field in self.declared):
-                refuse(
-                    "a null value has no columns, and decode.schema declares one as not null",
-                    '"dead-letter" or "skip", or a schema in which every column may be null',
-                    "tombstones",
-                )
-            return self
-        only = "raw and string have the columns key and value"
-        if self.declared is not None:
-            refuse("is for json only", only, "schema")
-        if "unknown_fields" in self.model_fields_set:
-            refuse("is for json only", only, "unknown_fields")
+    def _check_tombstones(self) -> Self:
+        if self.tombstones == "keep" and any(field.required for field in self.columns):
+            refuse(
+                "a null value becomes a row of nulls, but decode.schema declares a column as not null",
+                '"dead-letter" or "skip", or a schema in which every column is nullable',
+                "tombstones",
+            )
         return self
+
+
+class DeclaredColumns(FormatConfig):
+    """[decode] of a format whose columns the file declares."""
+
+    declared: Annotated[ddl.Schema, PlainValidator(values.schema), PlainSerializer(str)] = Field(
+        alias="schema", description=values.SCHEMA_ALLOWED
+    )
+
+    @property
+    def columns(self) -> ddl.Schema:
+        return self.declared
 
 
 class Transform(Section):
@@ -180,11 +187,20 @@ class Transform(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.sql is None) == (self.python is None):
-            refuse("sql and python are both there" if self.sql else "is empty", "either sql or python")
+            refuse("sql and python are both set" if self.sql else "is empty", "either sql or python")
         return self
 
 
 Mode = Literal["append", "dedupe", "upsert"]
+
+
+class Lineage(NamedTuple):
+    """The names of the columns that say which record a row comes from, and when that record was produced."""
+
+    topic: str
+    partition: str
+    offset: str
+    timestamp: str
 
 
 class SinkConfig(Section):
@@ -212,27 +228,29 @@ class SinkConfig(Section):
         """Where rows go, as it is shown to people: "table payments". A sink with more to say overrides it."""
         return self.kind
 
+    def with_timeout(self, seconds: float) -> Self:  # noqa: ARG002
+        """The same sink with a bound on connecting and on each query, for a web page. Not every sink has one."""
+        return self
+
     def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:  # noqa: ARG002
         """What is wrong with this sink in this pipeline, where that needs more than its own section."""
         return iter(())
 
     @property
-    def lineage(self) -> tuple[str, str, str, str]:
-        """The columns that carry a row's identity: topic, partition, offset, and the record's timestamp."""
-        prefix = self.lineage_prefix
-        return (f"{prefix}topic", f"{prefix}partition", f"{prefix}offset", f"{prefix}timestamp")
+    def lineage(self) -> Lineage:
+        return Lineage(*(f"{self.lineage_prefix}{part}" for part in Lineage._fields))
 
     @model_validator(mode="after")
     def _check_key(self) -> Self:
         if self.mode == "append" and self.key:
-            refuse("append takes no key", 'mode = "dedupe" or "upsert" with a key, or no key', "key")
+            refuse("is set, but append has no key", 'mode = "dedupe" or "upsert" with a key, or no key', "key")
         if self.mode != "append" and not self.key:
-            refuse(f"is missing: {self.mode} needs one", 'the columns that name a row: key = ["id"]', "key")
+            refuse(f"is missing: {self.mode} needs one", 'the columns that identify a row: key = ["id"]', "key")
         if len(set(self.key)) < len(self.key):
             refuse("names a column twice", "each column once", "key")
         for number, name in enumerate(self.key):
             if wrong := self.name_problem(name):
-                refuse(f"{name!r} {wrong}", "names that the sink can take", "key", number)
+                refuse(f"{name!r} {wrong}", "names that the sink can store", "key", number)
         for name in self.lineage:
             if wrong := self.name_problem(name):
                 refuse(f"{name!r} {wrong}", "a short prefix of printable characters", "lineage_prefix")
@@ -242,36 +260,44 @@ class SinkConfig(Section):
     def name_problem(cls, name: str) -> str:
         """Why the sink cannot take this name, or nothing. Quotes and keywords are fine: names are quoted."""
         if values.has_control(name):
-            return "holds a control character"
+            return "contains a control character"
         size = len(name.encode())
         if cls.name_bytes_max is not None and size > cls.name_bytes_max:
-            return f"is {size} bytes long and would be cut at {cls.name_bytes_max}"
+            return f"is {size} bytes long and would be truncated at {cls.name_bytes_max}"
         return ""
 
 
-class InSinkSection(ValueError):
-    """What pydantic found wrong in a sink's own section, and the class that has its keys."""
+class InPluginSection(ValueError):
+    """What pydantic found wrong in a section that a plugin's class reads, and the class that has its keys."""
 
-    def __init__(self, config: type[SinkConfig], error: ValidationError) -> None:
+    def __init__(self, config: type[Section], error: ValidationError) -> None:
         super().__init__(str(error))
         self.config, self.error = config, error
 
 
-def _sink(value: Any) -> SinkConfig:
-    """The sink's section, read by the plugin that its kind names: the keys of an unknown kind cannot be judged."""
-    if isinstance(value, SinkConfig):
-        return value
-    if not isinstance(value, dict):
-        refuse("should be a table", "a table [sink]")
-    kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in plugins.SINKS:
-        wrong = f"{kind!r} is not known" if "kind" in value else "is missing"
-        refuse(wrong, f"known kinds: {', '.join(plugins.SINKS)}", "kind")
-    config: type[SinkConfig] = plugins.SINKS[kind].Config
-    try:
-        return config.model_validate(value)
-    except ValidationError as error:
-        raise InSinkSection(config, error) from None
+def _plugin_section(section: str, key: str, registry: Mapping[str, Any], base: type[Section]) -> PlainValidator:
+    """Reads a section by the plugin that its ``key`` names. Of an unknown one the other keys cannot be judged."""
+
+    def read(value: Any) -> Section:
+        if isinstance(value, base):
+            return value
+        if not isinstance(value, dict):
+            refuse("should be a table", f"a table [{section}]")
+        name = value.get(key)
+        if not isinstance(name, str) or name not in registry:
+            wrong = f"{name!r} is not known{values.did_you_mean(name, registry)}" if key in value else "is missing"
+            refuse(wrong, f"known {key}s: {', '.join(registry)}", key)
+        config: type[Section] = registry[name].Config
+        try:
+            return config.model_validate(value)
+        except ValidationError as error:
+            raise InPluginSection(config, error) from None
+
+    return PlainValidator(read)
+
+
+_DECODE = _plugin_section("decode", "format", plugins.FORMATS, FormatConfig)
+_SINK = _plugin_section("sink", "kind", plugins.SINKS, SinkConfig)
 
 
 class DeadLetters(Section):
@@ -280,7 +306,7 @@ class DeadLetters(Section):
     max_share: StrictFloat = Field(0.01, ge=0, le=1, description="a share from 0 to 1")
 
 
-class Batch(Section):
+class BatchSettings(Section):
     """[batch]: how much is read at a time."""
 
     interval: Annotated[timedelta | None, BeforeValidator(values.duration)] = Field(
@@ -289,7 +315,7 @@ class Batch(Section):
     max_records: StrictInt = Field(500_000, ge=1, le=100_000_000, description="a number from 1 to 100,000,000")
 
 
-REST_COLUMN = "_rest"  # takes the unknown fields under unknown_fields = "keep"
+REST_COLUMN = "_rest"  # takes the fields that are no columns, where the format keeps them
 
 
 class PipelineConfig(Section):
@@ -298,12 +324,13 @@ class PipelineConfig(Section):
     name: PipelineName = Field(description="1 to 200 letters, digits, . _ and -")
     guarantee: Guarantee = Field(description=", ".join(f'"{word}"' for word in Guarantee))
     engine: Literal["spark", "consumer"] = Field("spark", description='"spark" or "consumer"')
+    native: bool = Field(True, description="true or false")
     source: Source = Field(description="a table [source]")
-    decode: Decode = Field(description="a table [decode]")
+    decode: SerializeAsAny[Annotated[FormatConfig, _DECODE]] = Field(description="a table [decode]")
     transform: Transform | None = Field(None, description="a table [transform]")
-    sink: SerializeAsAny[Annotated[SinkConfig, PlainValidator(_sink)]] = Field(description="a table [sink]")
+    sink: SerializeAsAny[Annotated[SinkConfig, _SINK]] = Field(description="a table [sink]")
     dead_letters: DeadLetters = Field(DeadLetters(), description="a table [dead_letters]")
-    batch: Batch = Field(Batch(), description="a table [batch]")
+    batch: BatchSettings = Field(BatchSettings(), description="a table [batch]")
     spark: Annotated[ClientSettings, BeforeValidator(values.spark_settings)] = Field(
         {}, description="a table of spark.* settings"
     )
@@ -374,26 +401,30 @@ class PipelineConfig(Section):
 
 def _column_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     sink, at = pipeline.sink, ("decode", "schema")
-    ours = {name.lower() for name in (*sink.lineage, *pipeline.carried.values(), REST_COLUMN)}
+    reserved = {name.lower() for name in (*sink.lineage, *pipeline.carried.values(), REST_COLUMN)}
     cut: Counter[bytes] = Counter(f.name.encode()[: sink.name_bytes_max] for f in pipeline.decode.columns)
     for number, field in enumerate(pipeline.decode.columns, start=1):
         column = f"column {number}, {field.name!r},"
-        if field.name.lower() in ours:
+        if field.name.lower() in reserved:
             yield Problem(
                 at,
-                f"{column} has the name of one of avow's own",
+                f"{column} has the name of a column that avow adds",
                 "another name, or another sink.lineage_prefix",
             )
         if pipeline.transform is not None:
             continue  # the transform decides the sink's columns
         if field.name.lower() in sink.reserved_columns:
-            yield Problem(at, f"{column} has a name that the sink keeps for itself", "another name, or a transform")
+            yield Problem(
+                at, f"{column} has a name that the sink reserves", "another name, or a transform that renames it"
+            )
         if wrong := sink.name_problem(field.name):
             if cut[field.name.encode()[: sink.name_bytes_max]] > 1:
-                wrong += ", where it equals another column's"
+                wrong += ", and then equals another column's name"
             yield Problem(at, f"{column} {wrong}", "a shorter name, or a transform that renames it")
-    if sink.columns_max is not None and len(pipeline.decode.columns) + len(ours) > sink.columns_max:
-        yield Problem(at, "has too many columns", f"at most {sink.columns_max - len(ours)} beside avow's own")
+    if sink.columns_max is not None and len(pipeline.decode.columns) + len(reserved) > sink.columns_max:
+        yield Problem(
+            at, "has too many columns", f"at most {sink.columns_max - len(reserved)} beside those that avow adds"
+        )
 
 
 def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
@@ -410,20 +441,22 @@ def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
                 f"{name!r} is not a column",
                 "columns of decode.schema, in the same case, or lineage columns",
             )
-        elif pipeline.decode.format == "json" and not columns[name].required:
-            yield Problem(at, f"{name!r} may be null", "columns that decode.schema declares as not null")
+        elif not (columns[name].required or pipeline.decode.refuses_null_keys):
+            yield Problem(at, f"{name!r} is nullable", "columns that decode.schema declares as not null")
 
 
 def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.sink.mode == "upsert" and "tombstones" in pipeline.decode.model_fields_set:
         yield Problem(
             ("decode", "tombstones"),
-            "upsert has its own: a null value deletes the row",
-            "no tombstones with upsert",
+            "cannot be set with upsert, where a null value deletes the row",
+            "upsert without tombstones",
         )
     yield from pipeline.sink.problems(pipeline)
     if pipeline.engine == "consumer" and pipeline.by_sql:
-        yield Problem(("engine",), "the consumer has no SQL", 'transform.python, or engine = "spark"')
+        yield Problem(
+            ("engine",), "the consumer engine cannot run transform.sql", 'transform.python, or engine = "spark"'
+        )
 
 
 _SECRET_NAME = re.compile(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, Self
 
 from pydantic import AfterValidator
@@ -40,6 +41,11 @@ class Refused(ValueError):
 
 def refuse(wrong: str, allowed: str, *key: str | int) -> NoReturn:
     raise Refused(Problem(key, wrong, allowed))
+
+
+def did_you_mean(word: Any, known: Iterable[str]) -> str:
+    near = get_close_matches(str(word).lower(), list(known), n=1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def raise_if_any(problems: list[Problem]) -> None:
@@ -105,7 +111,7 @@ def duration(value: Any) -> timedelta:
         refuse(f"{value!r} is not a duration", allowed)
     duration = timedelta(milliseconds=int(match[1]) * _DURATION_UNITS_MS[match[2]])
     if duration > timedelta(hours=1):
-        refuse(f"{value!r} is too long", allowed)
+        refuse(f"{value!r} is out of range", allowed)
     return duration
 
 
@@ -116,7 +122,7 @@ def brokers(value: str) -> str:
             # The entry is not quoted: people paste user:password@host here.
             refuse(
                 f"entry {number} is not host:port",
-                'host:port, several with commas: "kafka-1:9092,kafka-2:9092"',
+                'host:port, several separated by commas: "kafka-1:9092,kafka-2:9092"',
             )
     return ",".join(broker.strip() for broker in value.split(","))
 
@@ -130,7 +136,7 @@ _PLAIN_REGEX = re.compile(
 def topics_pattern(value: str) -> str:
     if not _PLAIN_REGEX.fullmatch(value):
         refuse(
-            f"{value!r} is not a plain regular expression",
+            f"{value!r} is not a supported regular expression",
             r"letters, digits, . _ - [classes] (groups) (?:..) (?=..) (?!..) | * + ? {n,m} ^ $ \. \- \d \w",
         )
     try:
@@ -165,15 +171,15 @@ def start(value: Any) -> Start:
             try:
                 time = datetime.fromisoformat(value.upper())
             except ValueError:
-                refuse(f"{value!r} is no time of any calendar", START_ALLOWED)
+                refuse(f"{value!r} is not a valid date and time", START_ALLOWED)
         case datetime():
             time = value
         case _:
             refuse(f"{value!r} is not a start", START_ALLOWED)
     if time.tzinfo is None:
-        refuse(f"{value!s} has no zone", START_ALLOWED)
+        refuse(f"{value!s} has no time zone", START_ALLOWED)
     if time < datetime(1970, 1, 1, tzinfo=UTC):
-        refuse(f"{value!s} is before 1970, where Kafka's clock begins", START_ALLOWED)
+        refuse(f"{value!s} is before 1970, the earliest Kafka timestamp", START_ALLOWED)
     return time
 
 
@@ -184,7 +190,7 @@ def _offsets(table: dict[str, Any]) -> Offsets:
             refuse("is not a table of partition = offset", START_ALLOWED, topic)
         for partition, offset in partitions.items():
             if not re.fullmatch("[0-9]{1,9}", partition):
-                refuse("is not a partition's number", START_ALLOWED, topic, partition)
+                refuse("is not a partition number", START_ALLOWED, topic, partition)
             if type(offset) is not int or not 0 <= offset < 2**63:
                 refuse("is not an offset", START_ALLOWED, topic, partition)
         offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
@@ -193,9 +199,12 @@ def _offsets(table: dict[str, Any]) -> Offsets:
     return offsets
 
 
+SCHEMA_ALLOWED = 'columns in Spark\'s spelling: "id long not null, note string"'
+
+
 def schema(value: Any) -> ddl.Schema:
     if not isinstance(value, str):
-        refuse("should be a string", 'columns in Spark\'s spelling: "id long not null, note string"')
+        refuse("should be a string", SCHEMA_ALLOWED)
     try:
         return ddl.parse(value)
     except ConfigError as error:
@@ -214,13 +223,13 @@ def client_settings(value: Any) -> dict[str, str]:
     for key, item in flat(value):
         name = ".".join(key)
         if name in settings:
-            problems.append(Problem((name,), "is there twice", "once, in either spelling"))
+            problems.append(Problem((name,), "is set twice", "once, in either spelling"))
         if not isinstance(item, str | int | float):
-            problems.append(Problem((name,), "is no string, number or boolean", "one of these"))
+            problems.append(Problem((name,), "is not a string, number or boolean", "a string, a number or a boolean"))
             continue
         settings[name] = str(item).lower() if isinstance(item, bool) else str(item)
         if _PATH_NAME.search(name) and climbs(settings[name]):
-            problems.append(Problem((name,), "holds a path with ..", "paths without .."))
+            problems.append(Problem((name,), "contains a path with ..", "paths without .."))
     raise_if_any(problems)
     return settings
 
@@ -236,23 +245,23 @@ def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tupl
 # Settings of the Kafka clients that are avow's own, each with the reason.
 _READS_FROM_LEDGER = "a run always starts from the ledger's position"
 _OWNED_KAFKA = {
-    "bootstrap.servers": "it is source.brokers",
-    "metadata.broker.list": "it is source.brokers",
-    "group.id": "it is the pipeline's name",
+    "bootstrap.servers": "set source.brokers instead",
+    "metadata.broker.list": "set source.brokers instead",
+    "group.id": "the pipeline's name is the group id",
     "group.instance.id": "avow decides who is a member of the group",
-    "partition.assignment.strategy": "the consumer engine moves partitions one by one",
-    "enable.auto.commit": "positions are told to the group after their claim, never before",
-    "auto.commit.interval.ms": "positions are told to the group after their claim, never before",
-    "enable.auto.offset.store": "positions are told to the group after their claim, never before",
+    "partition.assignment.strategy": "the consumer engine uses cooperative-sticky",
+    "enable.auto.commit": "offsets are committed to the group after their claim, never before",
+    "auto.commit.interval.ms": "offsets are committed to the group after their claim, never before",
+    "enable.auto.offset.store": "offsets are committed to the group after their claim, never before",
     "auto.offset.reset": _READS_FROM_LEDGER,
     "isolation.level": "only committed records are read",
     "enable.partition.eof": "the engine decides where a partition ends",
     "key.deserializer": "keys are read as bytes",
-    "value.deserializer": "values are read as bytes, decode.format says what they mean",
-    "interceptor.classes": "an interceptor could change or drop records unseen",
-    "transactional.id": "avow names its own transactions",
-    "enable.idempotence": "the guarantee decides it",
-    "acks": "the guarantee decides it",
+    "value.deserializer": "values are read as bytes and decoded by decode.format",
+    "interceptor.classes": "an interceptor could change or drop records unnoticed",
+    "transactional.id": "avow sets it for each partition",
+    "enable.idempotence": "the guarantee sets it",
+    "acks": "the guarantee sets it",
 }
 
 
@@ -262,7 +271,7 @@ def kafka_settings(value: Any) -> dict[str, str]:
 
 def not_owned(settings: dict[str, str], owned: Mapping[str, str]) -> dict[str, str]:
     allowed = "any other client setting"
-    problems = [Problem((name,), f"is avow's own: {owned[name]}", allowed) for name in settings if name in owned]
+    problems = [Problem((name,), f"cannot be set: {owned[name]}", allowed) for name in settings if name in owned]
     problems += [
         Problem((name,), "begins with kafka.", f"client settings without it: {name.removeprefix('kafka.')}")
         for name in settings

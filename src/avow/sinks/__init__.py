@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from avow import extras, plugins
 from avow.settings import PipelineConfig
-from avow.sinks.base import DriverSink, Letters, Offer, Redriving, SinkPlugin, StagingSink, TaskSink
+from avow.sinks.base import DeadLetterReader, DriverSink, Offer, RedriveSink, SinkPlugin, StagingSink, TaskSink
 
 __all__ = [
     "SINKS",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from avow.sinks.reading import Reading
+    from avow.sinks.auditing import AuditReader
 
 SINKS: Mapping[str, SinkPlugin] = plugins.SINKS
 
@@ -50,19 +50,19 @@ def task_sink(pipeline: PipelineConfig, run: int, context: object) -> TaskSink |
         return plugin_of(pipeline).open_task(pipeline, run, context)
 
 
-def redriving(pipeline: PipelineConfig) -> Redriving:
+def redriving(pipeline: PipelineConfig) -> RedriveSink:
     """The pipeline's sink, for a redrive."""
     with extras.named():
         return plugin_of(pipeline).open_redrive(pipeline)
 
 
-def dead_letters(pipeline: PipelineConfig) -> Letters:
+def dead_letters(pipeline: PipelineConfig) -> DeadLetterReader:
     """The pipeline's dead letters, to be read."""
     with extras.named():
         return plugin_of(pipeline).open_dead_letters(pipeline)
 
 
-def audit_reader(pipeline: PipelineConfig, snapshot: str | None = None) -> Reading:
+def audit_reader(pipeline: PipelineConfig, snapshot: str | None = None) -> AuditReader:
     """The pipeline's sink now, or at a moment that another reader's ``snapshot`` names."""
     with extras.named():
         return plugin_of(pipeline).open_reader(pipeline, snapshot)

@@ -2,8 +2,9 @@
 
 A sink has two sides. ``DriverSink`` is asked once per run and between batches: tables, runs, positions. ``TaskSink`` is
 asked by each task, for acts in the guarantee's order. Where a task cannot act alone, because a table has one commit for
-all of them, tasks have a ``StagingSink`` and the driver acts on a ``CommittingSink``. ``Letters`` and ``Redriving`` are
-for dead letters.
+all of them, tasks have a ``StagingSink`` and the driver acts on a ``CommittingSink``. ``DeadLetterReader`` and
+``RedriveSink`` are for dead letters. A sink subclasses these and inherits what is the same for most; what is abstract
+is its own to write.
 
 Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``avow.sinks`` (the registry), ``plan``
 (which reads the offers and refuses the rest before any I/O) and ``engines``.
@@ -11,13 +12,16 @@ Owns: the shape of all this. Must not know: any one sink. Its neighbours are ``a
 
 from __future__ import annotations
 
+import base64
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from avow import ledger
 from avow.guarantee import Act, Guarantee
 from avow.ledger import NOTHING, Counts, Entry, Fingerprint, OffsetRange
 from avow.schema import Field
@@ -27,12 +31,12 @@ if TYPE_CHECKING:  # `avow plan` need not wait for Arrow and Kafka's client
     import pyarrow as pa
 
     from avow.kafka.log import TopicPartition
-    from avow.sinks.reading import Reading
+    from avow.sinks.auditing import AuditReader
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One mode of a sink: the guarantees it keeps, each with what it comes to in this mode."""
+    """One mode of a sink: the guarantees it keeps, each with what it means in this mode."""
 
     notes: Mapping[Guarantee, str]  # one sentence each, shown to users as it is
 
@@ -49,26 +53,27 @@ class SinkPlugin(ABC):
     """
 
     kind: ClassVar[str]
-    title: ClassVar[str]  # as people write it
+    title: ClassVar[str]  # the sink's name for messages
     Config: ClassVar[type[SinkConfig]]  # reads [sink]
     offers: ClassVar[Mapping[Mode, Offer]]
     assumes: ClassVar[tuple[str, ...]] = ()  # what must hold outside avow for the offers to hold
 
     # Capabilities
     spans_partitions: ClassVar[bool] = False  # one act can hold the claims of many partitions
-    commits_per_batch: ClassVar[bool] = False  # tasks write what nobody sees, and the driver makes it visible
-    ledger_in_group: ClassVar[bool] = False  # the ledger is the consumer group itself: nobody else may commit to it
+    commits_per_batch: ClassVar[bool] = False  # tasks write invisible files, which the driver commits
+    ledger_in_group: ClassVar[bool] = False  # the ledger is the consumer group itself: no other client may commit to it
     atomic_writes: ClassVar[bool] = True  # also outside of exactly-once a write that failed has left nothing
     refuses_nul: ClassVar[bool] = False  # text with U+0000 cannot be stored: such a record is a dead letter
 
     # What the plan says of dead letters, beside where they are
     dead_letter_promise: ClassVar[str] = (
-        "They are written in the same act as the rows of their batch; the rest of the batch goes on."
+        "Dead letters are written in the same act as the rows of their batch; the other records of the batch are "
+        "written."
     )
 
-    # For ``avow prove``: who reads the sink back without any of its code, as MODULE:CLASS (a ``Witness``), and which
+    # For ``avow prove``: who reads the sink back without any of its code, as MODULE:CLASS (an ``Oracle``), and which
     # faults concern it beside those that concern every sink.
-    witness: ClassVar[str] = ""
+    oracle: ClassVar[str] = ""
     faults: ClassVar[frozenset[str]] = frozenset()
 
     def offered(self, mode: Mode) -> frozenset[Guarantee]:
@@ -85,27 +90,29 @@ class SinkPlugin(ABC):
         """For one task of a run; a ``StagingSink`` where ``commits_per_batch``. ``context``: the driver's
         ``task_context``."""
 
-    @abstractmethod
-    def open_redrive(self, pipeline: PipelineConfig) -> Redriving:
-        """For a redrive of dead letters."""
+    def open_redrive(self, pipeline: PipelineConfig) -> RedriveSink:
+        """For a redrive of dead letters: a task of no run, unless tasks only stage."""
+        sink = self.open_task(pipeline, 0, None)
+        assert not isinstance(sink, StagingSink)
+        return sink
 
     @abstractmethod
-    def open_dead_letters(self, pipeline: PipelineConfig) -> Letters:
+    def open_dead_letters(self, pipeline: PipelineConfig) -> DeadLetterReader:
         """The pipeline's dead letters, to be read."""
 
     @abstractmethod
-    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> Reading:
+    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> AuditReader:
         """For an audit: the sink now, or at the moment that another reader's ``snapshot`` names."""
 
     # The plan
 
     def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:  # noqa: ARG002
-        """Why this pipeline's guarantee cannot be kept here, or its declaration makes no sense."""
+        """Why this pipeline's guarantee cannot be kept, or why its declaration is contradictory."""
         return iter(())
 
     @abstractmethod
     def dead_letter_place(self, pipeline: PipelineConfig) -> str:
-        """Where dead letters are, as it is shown to people."""
+        """Where dead letters are stored, for messages."""
 
     def warnings(self, pipeline: PipelineConfig) -> Iterator[str]:  # noqa: ARG002
         """What a user should know before the first run."""
@@ -121,7 +128,7 @@ class SinkPlugin(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowChanges:
     """What goes into the sink at once. Both have the lineage columns; rows stand in the order of their offsets."""
 
     rows: pa.RecordBatch  # the payload's columns
@@ -134,9 +141,9 @@ class Refusal(str):
     code: str
 
     def __new__(cls, text: str, code: str = "") -> Self:
-        made = super().__new__(cls, text)
-        made.code = code
-        return made
+        refusal = super().__new__(cls, text)
+        refusal.code = code
+        return refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +163,7 @@ def refuse_whole(refused: Mapping[int, str], offsets: Sequence[int]) -> dict[int
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that cannot be taken, kept with its bytes and the reason."""
+    """A record that cannot be taken, stored with its bytes and the reason."""
 
     topic: str
     partition: int
@@ -167,12 +174,12 @@ class DeadLetter:
     headers: list[tuple[str, bytes | None]]
     reason: str
     detail: str
-    full_bytes: int | None = None  # of the record's value, where the sink could keep only the beginning of the record
+    full_bytes: int | None = None  # of the record's value, where the sink could store only the beginning of the record
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
-    """A dead letter as a list has it: however large its value is, only the beginning is held."""
+class DeadLetterPreview:
+    """A dead letter as a list has it: however large its value is, it has only the beginning."""
 
     topic: str
     partition: int
@@ -184,12 +191,26 @@ class Glimpse:
     size: int  # of the value
 
 
-GLIMPSE_BYTES = 1024
+PREVIEW_BYTES = 1024
+
+
+def preview(dead_letter: DeadLetter) -> DeadLetterPreview:
+    value = dead_letter.value
+    return DeadLetterPreview(
+        dead_letter.topic,
+        dead_letter.partition,
+        dead_letter.offset,
+        dead_letter.timestamp_ms,
+        dead_letter.reason,
+        dead_letter.detail,
+        None if value is None else value[:PREVIEW_BYTES],
+        len(value or b"") if dead_letter.full_bytes is None else dead_letter.full_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which dead letters are meant. What is None does not matter."""
+    """A filter of dead letters. Fields that are None match any."""
 
     reason: str | None = None
     topic: str | None = None
@@ -199,12 +220,77 @@ class Selection:
     since: datetime | None = None  # when it died
     until: datetime | None = None
 
+    def conditions(self) -> list[tuple[str, str, Any]]:
+        """The same as conditions that all hold: column of a dead letter, comparison, value."""
+        every = (
+            ("reason", "=", self.reason),
+            ("topic", "=", self.topic),
+            ("partition", "=", self.partition),
+            ("offset", ">=", self.from_offset),
+            ("offset", "<", self.until_offset),
+            ("died_at", ">=", self.since),
+            ("died_at", "<", self.until),
+        )
+        return [condition for condition in every if condition[2] is not None]
+
+
+def headers_text(headers: Sequence[tuple[str, bytes | None]]) -> str:
+    """A record's headers as JSON pairs, for sinks without a type for them. Values are any bytes, so they are base64;
+    ASCII, so that any key can be stored."""
+    return json.dumps([[key, None if value is None else base64.b64encode(value).decode()] for key, value in headers])
+
+
+def headers_from_text(text: str) -> list[tuple[str, bytes | None]]:
+    return [(key, None if value is None else base64.b64decode(value)) for key, value in json.loads(text)]
+
+
+# A dead letter as a row of a table.
+DEAD_LETTER_COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers", "reason", "detail")
+
+
+def dead_letter_values(dead_letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter as the values of ``DEAD_LETTER_COLUMNS``, with its headers as text."""
+    values = {column: getattr(dead_letter, column) for column in DEAD_LETTER_COLUMNS}
+    return values | {"headers": headers_text(dead_letter.headers)}
+
+
+def dead_letter_of(row: Sequence[Any]) -> DeadLetter:
+    """A dead letter from the values of ``DEAD_LETTER_COLUMNS``."""
+    return DeadLetter(*(*row[:6], headers_from_text(row[6]), *row[7:]))
+
+
+# An entry of the ledger as a row of a table.
+ENTRY_COLUMNS = (
+    *("position", "topic_id", "run", "read", "written", "dead", "skipped"),
+    *("last_offset", "last_timestamp_ms", "last_crc32"),
+)
+
+
+def entry_values(entry: Entry) -> tuple[Any, ...]:
+    """An entry as the values of ``ENTRY_COLUMNS``."""
+    counts, last = entry.counts, entry.last
+    fingerprint = (last.offset, last.timestamp_ms, last.crc32) if last else (None, None, None)
+    numbers = (counts.read, counts.written, counts.dead, counts.skipped)
+    return (entry.position, entry.topic_id, entry.run, *numbers, *fingerprint)
+
+
+def entry_of(row: Sequence[Any]) -> Entry:
+    """An entry from the values of ``ENTRY_COLUMNS``."""
+    position, topic_id, run, read, written, dead, skipped, *last = row
+    return Entry(
+        position=position,
+        topic_id=topic_id,
+        run=run,
+        counts=Counts(read, written, dead, skipped),
+        last=Fingerprint(*last) if last[0] is not None else None,
+    )
+
 
 GIVEN_UP_BATCH = -1  # the batch of a claim that no batch has made: its range was given up to retention
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PartitionState:
     """One partition of the ledger."""
 
     entry: Entry
@@ -226,7 +312,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LedgerUpdate:
     """A claim that is to be stored: what ``ledger.claim`` has made of an entry."""
 
     before: Entry
@@ -244,62 +330,85 @@ class Claimed:
     given_up: bool = False  # to retention
 
 
-class DriverSink(Protocol):
+class ClosingContext:
+    """Something to be used in a ``with`` statement, or closed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what it holds open; nothing, unless a subclass says so."""
+
+
+class DriverSink(ClosingContext, ABC):
     """The sink as the driver of a run sees it. Not for use by two threads at once."""
 
-    def __enter__(self) -> Self: ...
+    _pipeline: PipelineConfig
+    remarks: Sequence[str] = ()  # what is declared otherwise than when the pipeline last ran; after ``prepare_table``
 
-    def __exit__(self, *_: object) -> None: ...
-
-    def close(self) -> None: ...
-
+    @abstractmethod
     def prepare(self) -> None:
         """Make or upgrade the ledger. What needs no knowledge of the rows is checked here, before Spark starts."""
 
+    @abstractmethod
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         """Make or check where rows go. ``fields`` are the payload's; with ``rest`` there is a column of unknown fields
         too. True if it was made."""
 
+    @abstractmethod
     def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Begin a run: take its number and fence the older ones; in these partitions alone, where others run beside."""
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position of the pipeline."""
+        return {tp: state.entry for tp, state in self.ledger_snapshot().items()}
 
-    def look(self) -> dict[TopicPartition, Held]:
-        """The ledger as it is now, for those who only look: nothing is changed. Empty before the first run."""
+    @abstractmethod
+    def ledger_snapshot(self) -> dict[TopicPartition, PartitionState]:
+        """The ledger as it is now. Reading it changes nothing; it is empty before the first run."""
 
-    def claims_of(self, where: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:
+    def claims_of(self, tp: TopicPartition, offsets: Collection[int]) -> dict[int, Claimed]:  # noqa: ARG002
         """The claims that these offsets were part of; no item where the ledger keeps none, or keeps it no longer."""
+        return {}
 
-    def claims(self, limit: int) -> list[Claim] | None:
+    def claims(self, limit: int) -> list[Claim] | None:  # noqa: ARG002
         """The newest of each partition, no more than so many of it; None where the ledger keeps no log of them."""
+        return None
 
     def keepalive(self) -> None:
         """Called about once an hour while a run lasts: write positions anew that the sink would forget."""
+        return None
 
+    @abstractmethod
     def adopt(self, entries: Mapping[TopicPartition, Entry]) -> None:
         """Write first positions, before anything is read from them. One that is there already stays."""
 
     def claim(self, done: OffsetRange, run: int, batch: int, counts: Counts = NOTHING) -> None:
-        """Claim a range that no task will claim: it was given up to retention."""
+        """Claim a range that no task will claim: it was given up to retention. Here, by an act of a task."""
+        from avow import sinks
+        from avow.kafka.log import TopicPartition
+
+        task = sinks.task_sink(self._pipeline, run, self.task_context())
+        assert not isinstance(task, StagingSink)
+        with task.act():
+            (entry,) = task.entries([TopicPartition(done.topic, done.partition)], lock=True)
+            todo = ledger.judge(entry.position, done)
+            if todo:
+                task.claim([LedgerUpdate(entry, ledger.claim(entry, todo, run, counts), todo)], batch)
 
     def task_context(self) -> object:
         """What the tasks must know of the sink beside the pipeline: a frozen value that the engine brings to them.
         Asked after ``prepare_table``."""
+        return None
 
 
-@runtime_checkable
-class Remarking(Protocol):
-    """A driver's side whose ledger remembers how the pipeline was declared."""
-
-    remarks: list[str]  # what is declared otherwise now; after ``prepare_table``
-
-
-@runtime_checkable
-class CommittingSink(DriverSink, Protocol):
+class CommittingSink(DriverSink):
     """A sink whose acts are the driver's: tasks stage, and one commit takes in what all of them have."""
 
+    @abstractmethod
     def commit(
         self,
         step: frozenset[Act],
@@ -308,77 +417,84 @@ class CommittingSink(DriverSink, Protocol):
         batch: int,
         *,
         last: bool,
-        answered: Callable[[], None],
+        on_committed: Callable[[], None],
     ) -> None:
-        """One act of the guarantee over the ``task_output`` of tasks. ``last``: the counts are told with it.
-        ``answered`` is called when the sink has said yes; if that raises, the answer is lost."""
+        """One act of the guarantee over the ``task_output`` of tasks. ``last``: the counts are stored with it.
+        ``on_committed`` is called when the sink has acknowledged it; if that raises, the answer is lost."""
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """What can be done with records inside an act."""
 
-    def write(self, rows: Rows) -> Written:
+    @abstractmethod
+    def write(self, rows: RowChanges) -> Written:
         """Put rows into the sink. Refused ones are named by their number in ``rows.rows``."""
 
-    def finish(self, done: OffsetRange) -> Written:
+    def finish(self, done: OffsetRange) -> Written:  # noqa: ARG002
         """After the last ``write`` of a range: apply what was put aside. Refused ones are named by offset."""
+        return Written()
 
-    def bury(self, letters: list[DeadLetter]) -> None:
-        """Keep dead letters."""
-
-
-class _Acting(Protocol):
-    def act(self) -> AbstractContextManager[None]:
-        """One atomic act: all that is done inside, or nothing."""
-
-    def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
-        """Their entries in the ledger; with ``lock``, nobody else can claim until the act ends. More than one only
-        where acts span partitions (``SinkPlugin``)."""
+    @abstractmethod
+    def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
+        """Store dead letters."""
 
 
-@runtime_checkable
-class StagingSink(Writer, Protocol):
+class StagingSink(Writer):
     """The sink as one task sees it, where the acts are the driver's: what is written shows only by a commit."""
 
+    @abstractmethod
     def task_output(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> object:
         """What the driver's ``commit`` needs to make it visible: a frozen value that the engine brings there."""
 
 
-class TaskSink(Writer, _Acting, Protocol):
-    """The sink as one task sees it: acts, each atomic, and what can be done inside one."""
-
-    def claim(self, moves: Sequence[Move], batch: int) -> None:
-        """Store claims that ``ledger.claim`` has made of entries read with ``lock``."""
-
-    def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
-        """Add what became of records that were claimed before they were written."""
-
-
-class Redriving(Writer, _Acting, Protocol):
+class RedriveSink(Writer):
     """The sink as a redrive sees it: dead letters leave in the act in which their rows enter."""
 
+    @abstractmethod
+    def act(self) -> AbstractContextManager[None]:
+        """One atomic act: all that is done inside, or nothing."""
+
+    @abstractmethod
+    def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
+        """Their entries in the ledger; with ``lock``, nobody else can claim until the act ends. More than one only
+        where acts span partitions (``SinkPlugin``)."""
+
+    @abstractmethod
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        """Chosen dead letters of one partition, held until the act ends."""
+        """Selected dead letters of one partition, locked until the act ends."""
 
-    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
-        """Take dead letters that were delivered after all out of the graveyard."""
+    @abstractmethod
+    def remove_dead_letters(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:
+        """Remove dead letters that were delivered after all, and count them by ``ledger.redriven``."""
 
 
-class Letters(Protocol):
-    """The dead letters of one pipeline, for looking at."""
+class TaskSink(RedriveSink):
+    """The sink as one task sees it: acts, each atomic, and what can be done inside one."""
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def claim(self, updates: Sequence[LedgerUpdate], batch: int) -> None:
+        """Store claims that ``ledger.claim`` has made of entries read with ``lock``."""
 
-    def __exit__(self, *_: object) -> None: ...
+    @abstractmethod
+    def add_counts(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
+        """Add what became of records that were claimed before they were written (``ledger.tallied``)."""
 
+
+class DeadLetterReader(ClosingContext, ABC):
+    """The dead letters of one pipeline, to be read."""
+
+    @abstractmethod
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
         """Reason, how many, when the last one died."""
 
+    @abstractmethod
     def partitions(self, selection: Selection) -> list[TopicPartition]:
         """Where there are some."""
 
+    @abstractmethod
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Ascending by topic, partition and offset."""
 
-    def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
-        """The same, to be listed."""
+    def previews(self, selection: Selection, limit: int) -> list[DeadLetterPreview]:
+        """The same, to be listed. A sink that can leave large values where they are does."""
+        return [preview(dead_letter) for dead_letter in self.select(selection, limit)]

@@ -3,7 +3,7 @@
 Numbers keep their digits, a float has the fewest that say which one it is, bytes are base64, times are RFC 3339. What
 JSON has no word for (NaN, infinity), at any depth, is not written as something else: ``objects`` names the rows.
 
-Owns: that spelling. Must not know: any sink. It is what ``avow.decode`` reads back.
+Owns: that spelling. Must not know: any sink. It is what ``avow.formats.json`` reads back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def value_text(value: Any, type_: pa.DataType) -> str:
 
 def _float(value: float, type_: pa.DataType) -> str:
     if not math.isfinite(value):
-        raise NotJson(f"JSON has no word for {value}")
+        raise NotJson(f"JSON cannot represent {value}")
     return str(np.float32(value)) if pa.types.is_float32(type_) else json.dumps(value)
 
 
@@ -77,7 +77,7 @@ def _not_finite(column: pa.Array) -> dict[int, str]:
     if not pa.types.is_floating(column.type):
         return {}
     bad = np.flatnonzero(pc.fill_null(pc.invert(pc.is_finite(column)), False).to_numpy(zero_copy_only=False))
-    return {int(row): f"JSON has no word for {column[int(row)].as_py()}" for row in bad}
+    return {int(row): f"JSON cannot represent {column[int(row)].as_py()}" for row in bad}
 
 
 def _nested(column: pa.Array) -> tuple[pa.Array, dict[int, str]]:

@@ -1,4 +1,4 @@
-"""What each guarantee comes to in a table, by mode: the same for every sink whose rows are in one."""
+"""What each guarantee means for a table, by mode: the same for every sink that writes to one."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ TABLE_OFFERS: Mapping[Mode, Offer] = MappingProxyType(
     {
         "append": Offer(
             {
-                Guarantee.AT_MOST_ONCE: "What a record gives is in the table at most once; a crash can lose it.",
-                Guarantee.AT_LEAST_ONCE: "What a record gives is in the table; a crash can put it there twice.",
-                Guarantee.EXACTLY_ONCE: "What a record gives is in the table exactly once.",
+                Guarantee.AT_MOST_ONCE: "The table has each record's rows at most once; a crash can lose them.",
+                Guarantee.AT_LEAST_ONCE: "The table has each record's rows at least once; a crash can duplicate them.",
+                Guarantee.EXACTLY_ONCE: "The table has each record's rows exactly once.",
             }
         ),
         "dedupe": Offer(
             {
                 Guarantee.AT_MOST_ONCE: "At most one row per key; a crash can lose the first record of a key, "
-                "and then a later one takes its place, or none.",
-                Guarantee.AT_LEAST_ONCE: "One row per key, also after a crash: what is written again meets its "
-                "own key and is skipped.",
-                Guarantee.EXACTLY_ONCE: "One row per key, from the first record that brought it.",
+                "and then the row comes from a later record, or there is none.",
+                Guarantee.AT_LEAST_ONCE: "One row per key, also after a crash: a record that is written again finds "
+                "its key in the table and is skipped.",
+                Guarantee.EXACTLY_ONCE: "One row per key, from the first record with that key.",
             }
         ),
         "upsert": Offer(
             {
                 Guarantee.AT_MOST_ONCE: "One row per key; a crash can lose a change, and the row stays as it was "
                 "until the key's next record.",
-                Guarantee.AT_LEAST_ONCE: "One row per key, from its last record: what is written again has no "
-                "later offset and changes nothing, unless its row was deleted meanwhile.",
+                Guarantee.AT_LEAST_ONCE: "One row per key, from its last record: a record that is written again has no "
+                "later offset and changes nothing, unless its row was deleted in between.",
                 Guarantee.EXACTLY_ONCE: "One row per key, from its last record; a null value deletes it.",
             }
         ),

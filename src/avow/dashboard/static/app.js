@@ -21,45 +21,50 @@
   const charts = new Map();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const clock = (at) => new Date(at * 1000).toISOString().slice(11, 19);
-  function makeChart(box, series) {
-    const axis = () => ({ stroke: colour("--faint"), grid: { stroke: colour("--line-soft") }, ticks: { stroke: colour("--line") } });
-    const options = (width) => ({
-      width, height: 176, padding: [12, 36, 0, 0], legend: { show: true }, cursor: { points: { size: 6 } },
-      scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
-      axes: [Object.assign(axis(), { space: 74, size: 30, values: (_, ticks) => ticks.map(clock) }), Object.assign(axis(), { size: 62, values: (_, ticks) => ticks.map((v) => v.toLocaleString("en")) })],
-      series: [
-        { value: (_, at) => (at == null ? "–" : clock(at) + "Z") },
-        { label: box.dataset.label, stroke: () => colour("--claimed"), width: 1.6, fill: () => colour("--accent-soft"),
-          value: (_, v) => (v == null ? "–" : v.toLocaleString("en")), points: { show: series.at.length < 40 } },
-      ],
+  function makeChart(box) {
+    const canvas = document.createElement("canvas");
+    box.replaceChildren(canvas);
+    const axis = (format) => ({
+      type: "linear", border: { color: () => colour("--line") }, grid: { color: () => colour("--line-soft") },
+      ticks: { color: () => colour("--faint"), maxRotation: 0, includeBounds: false, autoSkipPadding: 24, callback: format },
     });
-    let plot = null, now = series;
-    const redraw = () => {
-      if (plot) plot.destroy();
-      box.textContent = "";
-      if (now.at.length < 2) {
-        const none = document.createElement("p");
-        none.className = "none";
-        none.textContent = box.dataset.none || "not enough seen yet";
-        box.append(none);
-        plot = null;
-        return;
-      }
-      plot = new uPlot(options(box.clientWidth), [now.at, now.values], box);
+    const number = (value) => value.toLocaleString("en");
+    const chart = new Chart(canvas, {
+      type: "line",
+      data: { datasets: [{
+        data: [], borderColor: () => colour("--claimed"), borderWidth: 1.6, fill: true, backgroundColor: () => colour("--accent-soft"),
+        pointRadius: ({ dataset }) => (dataset.data.length < 40 ? 2 : 0), pointBackgroundColor: () => colour("--claimed"),
+      }] },
+      options: {
+        animation: false, maintainAspectRatio: false, parsing: false, interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: { x: axis(clock), y: Object.assign(axis(number), { min: 0, suggestedMax: 1 }) },
+        plugins: { legend: { display: false }, tooltip: {
+          displayColors: false,
+          callbacks: { title: ([point]) => clock(point.parsed.x) + "Z", label: (point) => box.dataset.label + ": " + number(point.parsed.y) },
+        } },
+      },
+    });
+    return {
+      redraw: () => chart.update(),
+      set: ({ at, values }) => {
+        chart.data.datasets[0].data = at.map((x, i) => ({ x, y: values[i] }));
+        chart.options.scales.x.min = at[0];
+        chart.options.scales.x.max = at[at.length - 1];
+        chart.update();
+      },
     };
-    redraw();
-    return { redraw, set: (next) => { now = next; plot && next.at.length > 1 ? plot.setData([next.at, next.values]) : redraw(); } };
   }
   async function drawCharts() {
     const boxes = all("[data-chart]");
-    if (!boxes.length || !window.uPlot || document.hidden) return;
+    if (!boxes.length || document.hidden) return;
     const answer = await fetch(boxes[0].dataset.src).catch(() => null);
     if (!answer || !answer.ok) return;
     const found = await answer.json();
     boxes.forEach((box) => {
       const series = found[box.dataset.chart];
-      if (charts.has(box)) charts.get(box).set(series);
-      else charts.set(box, makeChart(box, series));
+      if (series.at.length < 2 && !charts.has(box)) return;
+      if (!charts.has(box)) charts.set(box, makeChart(box));
+      charts.get(box).set(series);
     });
   }
 
@@ -99,52 +104,56 @@
     playing = setInterval(() => { if (frameNow() >= last) play(); else showFrame(frameNow() + 1); }, 900);
   }
 
-  // A live part takes a connection, and a browser has six for one host: a tab that is not seen gives its own back, and
-  // takes up where it was when it is seen again. What htmx is given looks like an EventSource.
-  const lives = new Set();
-  function live(address) {
-    const heard = [];
-    let source = null, at = "", over = false;
-    const made = {
-      onopen: null, onerror: null,
-      get readyState() { return over ? EventSource.CLOSED : source ? source.readyState : EventSource.CONNECTING; },
-      addEventListener(name, listener) { heard.push([name, listener]); if (source) source.addEventListener(name, listener); },
-      removeEventListener(name, listener) { if (source) source.removeEventListener(name, listener); },
-      close() { over = true; lives.delete(made); made.pause(); },
-      pause() { if (source) source.close(); source = null; },
-      open() {
-        if (source || over) return;
-        const place = new URL(address, location.href);
-        if (at) place.searchParams.set("onwards", at);
-        source = new EventSource(place);
-        source.onopen = (event) => made.onopen && made.onopen(event);
-        source.onerror = (event) => {
-          if (source.readyState === EventSource.CLOSED) made.close(); // for good: htmx makes another
-          if (made.onerror) made.onerror(event);
-        };
-        const placed = (event) => { at = event.lastEventId; };
-        [["place", placed], ["rows", placed], ...heard].forEach(([name, listener]) => source.addEventListener(name, listener));
-      },
-    };
-    lives.add(made);
-    if (!document.hidden) made.open();
-    return made;
-  }
-  htmx.createEventSource = live;
-  document.addEventListener("visibilitychange", () => {
-    lives.forEach((one) => (document.hidden ? one.pause() : one.open()));
-    drawCharts();
-  });
-  document.addEventListener("htmx:sseClose", (event) => {
-    if (event.detail.type !== "message") return;
-    all(".pill.running", event.target).forEach((pill) => { pill.className = "pill"; pill.textContent = "ended"; });
-  });
-
-  // A tail keeps no more than it can show
+  // A live part takes a connection, and a browser has six for one host: a tab that is not seen closes its own, and
+  // resumes where it was when it is seen again. An event "part" replaces what the part shows, "rows" go to the top of
+  // its table, "over" ends it.
   const TAIL_MAX = 200;
-  document.addEventListener("htmx:afterSwap", (event) => {
-    if (event.target.id !== "tail-rows") return;
-    all("tr", event.target).slice(TAIL_MAX).forEach((row) => row.remove());
+  const RETRY_MAX_MS = 60000;
+  const lives = new Map();
+  function connect(box) {
+    let source = null, last = "", timer = 0, retryMs = 1000;
+    const close = () => { clearTimeout(timer); if (source) source.close(); source = null; };
+    const end = () => { close(); lives.delete(box); };
+    const on = (name, show) => source.addEventListener(name, (event) => {
+      if (!box.isConnected) return end();
+      last = event.lastEventId;
+      show(event.data);
+    });
+    function open() {
+      if (source) return;
+      const address = new URL(box.dataset.live, location.href);
+      if (last) address.searchParams.set("onwards", last);
+      source = new EventSource(address);
+      source.onopen = () => { retryMs = 1000; };
+      source.onerror = () => { // the browser itself connects again, unless the server refused
+        if (source.readyState !== EventSource.CLOSED) return;
+        close();
+        timer = setTimeout(open, retryMs);
+        retryMs = Math.min(retryMs * 2, RETRY_MAX_MS);
+      };
+      on("place", () => {});
+      on("part", (html) => htmx.swap(box, html, { swapStyle: "innerHTML" }));
+      on("rows", (html) => {
+        const rows = $("tbody", box);
+        htmx.swap(rows, html, { swapStyle: "afterbegin" });
+        all("tr", rows).slice(TAIL_MAX).forEach((row) => row.remove());
+      });
+      on("over", () => {
+        end();
+        all(".pill.running", box).forEach((pill) => { pill.className = "pill"; pill.textContent = "ended"; });
+      });
+    }
+    if (!document.hidden) open();
+    return { open, close, end };
+  }
+  function connectAll() {
+    lives.forEach((live, box) => { if (!box.isConnected) live.end(); });
+    all("[data-live]").forEach((box) => { if (!lives.has(box)) lives.set(box, connect(box)); });
+  }
+  document.addEventListener("htmx:load", connectAll); // the page, and whatever htmx adds to it
+  document.addEventListener("visibilitychange", () => {
+    lives.forEach((live) => (document.hidden ? live.close() : live.open()));
+    drawCharts();
   });
 
   document.addEventListener("click", (event) => {
@@ -203,7 +212,5 @@
     const start = $("[data-frames]");
     if (start) showFrame(Number(start.dataset.frames));
   });
-  let resized = 0;
-  window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => charts.forEach((c) => c.redraw()), 150); });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((c) => c.redraw()));
 })();

@@ -1,11 +1,12 @@
-"""What every fault is: harm, heal, and the proof that it happened.
+"""The base class of faults: inject, hold, heal, and the proof that the fault happened.
 
-Owns: the order of a fault's life. Must not know: any one of them.
+Owns: the life cycle of a fault. Must not know: any one of them.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from avow.prove import failpoints
-from avow.prove.scene import Scene
+from avow.prove.cells import FAULTS
+from avow.prove.scenario import Scenario
 
 WAIT_S = 90
 
@@ -22,49 +24,59 @@ class CannotRun(Exception):
     """This machine cannot do the fault. The cell is not run, and this says why."""
 
 
+IMPLEMENTED: dict[str, type[Fault]] = {}  # by the name of its row in ``cells.FAULTS``
+
+
 class Fault(ABC):
-    """Base of all. ``seed`` decides what is open; ``hold_s`` is how long it lasts."""
+    """Base class. ``seed`` decides every choice that the fault makes; ``hold_s`` is how long it lasts.
+
+    A class implements the row of the matrix that is spelled like it: ``KilledAfterClaim`` is "killed-after-claim"."""
 
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
-    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # what the pipeline file says besides
+    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # sections added to the pipeline file
     records_least: int = 0
 
-    def __init__(self, scene: Scene, seed: int, hold_s: float) -> None:
-        self.scene = scene
-        self.site = scene.site
+    def __init_subclass__(cls) -> None:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__.removesuffix("Fault")).lower()
+        if name in FAULTS:
+            IMPLEMENTED[name] = cls
+
+    def __init__(self, scenario: Scenario, seed: int, hold_s: float) -> None:
+        self.scenario = scenario
+        self.cluster = scenario.cluster
         self.hold_s = hold_s
-        self.chance = random.Random(seed)
-        self.env: dict[str, str] = {}  # for the driver that is to be hurt
+        self.rng = random.Random(seed)
+        self.env: dict[str, str] = {}  # of the driver under the fault
 
     def prepare(self) -> None:
         """Before the topic is there and the first driver starts."""
         return None
 
     def make_topic(self, partitions: int) -> None:
-        self.site.make_topic(self.scene.topic, partitions)
+        self.cluster.make_topic(self.scenario.topic, partitions)
 
     def before_load(self) -> None:
         """The topic and the pipeline's file are there, and no record was sent yet."""
         return None
 
     def message(self, number: int, key: int) -> dict[str, Any]:
-        """What the workload sends under this number, as the producer's arguments; empty: what it sends anyway."""
+        """Producer arguments that replace the workload's own for this record; empty: none."""
         del number, key
         return {}
 
     @abstractmethod
     def inject(self) -> None:
-        """Do it."""
+        """Inject the fault."""
 
     def hold(self) -> None:
-        self.scene.sleep(self.hold_s)
+        self.scenario.sleep(self.hold_s)
 
     def heal(self) -> None:
         """Nothing by default: what died is started again by the runner."""
         return None
 
     def close(self) -> None:
-        """After the verdict: take away what the fault needed."""
+        """After the verdict: remove what the fault created."""
         return None
 
     @abstractmethod
@@ -72,7 +84,7 @@ class Fault(ABC):
         """The proof that it happened, or nothing."""
 
     def violation(self) -> str:
-        """What the pipeline did that the judges cannot see in the sink, and must not do; empty if it did not."""
+        """A violation that neither check nor audit can see in the sink; empty if there was none."""
         return ""
 
     def __enter__(self) -> Self:
@@ -84,7 +96,8 @@ class Fault(ABC):
 
 
 class AtFailpoint(Fault):
-    """What the run does to itself at a named point of its work, once: a driver is armed for it."""
+    """A failpoint: the run kills or stops itself once, at a named point. The driver is started with it in its
+    environment."""
 
     @property
     @abstractmethod
@@ -93,21 +106,21 @@ class AtFailpoint(Fault):
     @property
     @abstractmethod
     def who(self) -> str:
-        """Whom it strikes, in the words of ``prove.failpoints``."""
+        """The target, as ``prove.failpoints`` names it."""
 
     def prepare(self) -> None:
-        folder = Path(self.scene.folder, f"failpoint-{self.chance.randrange(10**9)}").absolute()
+        folder = Path(self.scenario.folder, f"failpoint-{self.rng.randrange(10**9)}").absolute()
         folder.mkdir()
         self._mark = folder / f"fired-{self.point}"
         self.env = {failpoints.VARIABLE: f"{self.point}:1:{self.who}:{folder}"}
 
     def inject(self) -> None:
-        self._driver = self.scene.driver
-        if not self.scene.driver_has(self.env):  # the driver that runs is not armed
+        self._driver = self.scenario.driver
+        if not self.scenario.driver_started_with(self.env):  # the running driver has no failpoint
             self._driver.stop()
-            self._driver = self.scene.start(env=self.env)
-        self.scene.until(lambda: bool(self.fired()) or not self._driver.alive, WAIT_S)
+            self._driver = self.scenario.start(env=self.env)
+        self.scenario.wait_until(lambda: bool(self.fired()) or not self._driver.alive, WAIT_S)
 
     @property
-    def struck(self) -> bool:
+    def hit(self) -> bool:
         return self._mark.exists()

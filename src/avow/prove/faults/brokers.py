@@ -9,41 +9,42 @@ from contextlib import suppress
 import psutil
 
 from avow.errors import SourceError
-from avow.kafka import metadata
+from avow.kafka.admin import Admin
+from avow.kafka.connect import Connection
 from avow.prove.faults.base import Fault
-from avow.prove.scene import Scene
+from avow.prove.scenario import Scenario
 
 
 class BrokersKilled(Fault):
     """kill -9 of some brokers; they are started again at the heal."""
 
     @abstractmethod
-    def chosen(self) -> list[int]:
-        """Whom it hits."""
+    def targets(self) -> list[int]:
+        """The brokers to kill."""
 
     def aftermath(self) -> str:
         """What the rest of the cluster did about it; nothing if it did not notice."""
         return "gone"
 
     def inject(self) -> None:
-        self._numbers = self.chosen()
-        self._pids = [self.site.broker(number).pid for number in self._numbers]
+        self._numbers = self.targets()
+        self._pids = [self.cluster.broker(number).pid for number in self._numbers]
         for number in self._numbers:
-            self.site.broker(number).kill()
+            self.cluster.broker(number).kill()
         self._gone = all(pid and not psutil.pid_exists(pid) for pid in self._pids)
         self._aftermath = ""
 
     def hold(self) -> None:
         super().hold()
-        self.scene.until(lambda: bool(self._look()), 20)
+        self.scenario.wait_until(lambda: bool(self._observe()), 20)
 
-    def _look(self) -> str:
+    def _observe(self) -> str:
         with suppress(SourceError):
             self._aftermath = self.aftermath()
         return self._aftermath
 
     def heal(self) -> None:
-        self.site.cluster.up()
+        self.cluster.local.up()
 
     def fired(self) -> str:
         if not (self._gone and self._aftermath):
@@ -53,24 +54,24 @@ class BrokersKilled(Fault):
 
 
 class LeaderKilled(BrokersKilled):
-    def chosen(self) -> list[int]:
-        self._partition = self.chance.choice(self.site.partitions(self.scene.topic))
+    def targets(self) -> list[int]:
+        self._partition = self.rng.choice(self.cluster.partitions(self.scenario.topic))
         return [self._partition.leader]
 
     def aftermath(self) -> str:
-        now = self.site.partitions(self.scene.topic)[self._partition.partition].leader
+        now = self.cluster.partitions(self.scenario.topic)[self._partition.partition].leader
         return (
             f"partition {self._partition.partition} is led by broker-{now}" if now not in (-1, *self._numbers) else ""
         )
 
 
 class ControllerKilled(BrokersKilled):
-    def chosen(self) -> list[int]:
-        self._epoch, number = _controller(self.scene)
+    def targets(self) -> list[int]:
+        self._epoch, number = _controller(self.scenario)
         return [number]
 
     def aftermath(self) -> str:
-        epoch, number = _controller(self.scene)
+        epoch, number = _controller(self.scenario)
         return f"broker-{number} became the controller, epoch {epoch}" if epoch > self._epoch else ""
 
 
@@ -79,69 +80,69 @@ class CoordinatorKilled(BrokersKilled):
 
     transactions = True
 
-    def chosen(self) -> list[int]:
-        self._aborted = self.scene.workload.aborted
-        states = self.site.partitions("__transaction_state")
-        self._partition = states[coordinating_partition(self.scene.workload.transactional_id, len(states))]
+    def targets(self) -> list[int]:
+        self._aborted = self.scenario.workload.aborted
+        states = self.cluster.partitions("__transaction_state")
+        self._partition = states[coordinating_partition(self.scenario.workload.transactional_id, len(states))]
         return [self._partition.leader]
 
     def aftermath(self) -> str:
-        now = self.site.partitions("__transaction_state")[self._partition.partition].leader
+        now = self.cluster.partitions("__transaction_state")[self._partition.partition].leader
         return f"broker-{now} coordinates in its place" if now not in (-1, *self._numbers) else ""
 
     def fired(self) -> str:
         """Also: transactions really went on after it."""
-        aborted = self.scene.workload.aborted - self._aborted
+        aborted = self.scenario.workload.aborted - self._aborted
         return f"{super().fired()}; {aborted} transactions were aborted since" if super().fired() and aborted else ""
 
 
 def coordinating_partition(transactional_id: str, partitions: int) -> int:
     """Which partition of ``__transaction_state`` keeps the account: Java's hash of the name. Its leader is the
     coordinator."""
-    found = 0
+    hashed = 0
     for byte in transactional_id.encode("ascii"):
-        found = (31 * found + byte) & 0xFFFFFFFF
-    signed = found - 2**32 if found >= 2**31 else found
+        hashed = (31 * hashed + byte) & 0xFFFFFFFF
+    signed = hashed - 2**32 if hashed >= 2**31 else hashed
     return (0 if signed == -(2**31) else abs(signed)) % partitions
 
 
-def _controller(scene: Scene) -> tuple[int, int]:
-    """(epoch, broker): from the logs. What Kafka tells its clients in KRaft is any broker."""
-    found = [
+def _controller(scenario: Scenario) -> tuple[int, int]:
+    """(epoch, broker): from the logs. Under KRaft, Kafka's metadata names any broker as the controller."""
+    elections = [
         (int(epoch), broker.number)
-        for broker in scene.site.cluster.brokers()
+        for broker in scenario.cluster.local.brokers()
         for epoch in re.findall(
             r"Becoming the active controller at epoch (\d+)", broker.log.read_text(errors="replace")
         )
     ]
-    return max(found)
+    return max(elections)
 
 
 class AllBrokersKilled(BrokersKilled):
-    def chosen(self) -> list[int]:
-        return [broker.number for broker in self.site.cluster.brokers()]
+    def targets(self) -> list[int]:
+        return [broker.number for broker in self.cluster.local.brokers()]
 
 
 class BrokerPaused(Fault):
     _fenced = False
 
     def inject(self) -> None:
-        self._number = self.chance.choice(self.site.partitions(self.scene.topic)).leader
-        self.site.broker(self._number).pause()
+        self._number = self.rng.choice(self.cluster.partitions(self.scenario.topic)).leader
+        self.cluster.broker(self._number).pause()
 
     def hold(self) -> None:
         super().hold()
-        self._fenced = self.scene.until(self._missing, 15)
+        self._fenced = self.scenario.wait_until(self._missing, 15)
 
     def _missing(self) -> bool:
         with suppress(SourceError):
-            others = ",".join(b.address for b in self.site.cluster.brokers() if b.number != self._number)
-            return self._number not in metadata.view(metadata.admin(others), timeout_s=2).brokers
+            others = ",".join(b.address for b in self.cluster.local.brokers() if b.number != self._number)
+            return self._number not in Admin(Connection(others), timeout_s=2).cluster().brokers
         return False
 
     def heal(self) -> None:
-        self.site.broker(self._number).resume()
-        self.site.cluster.start(f"broker-{self._number}")
+        self.cluster.broker(self._number).resume()
+        self.cluster.local.start(f"broker-{self._number}")
 
     def fired(self) -> str:
-        return f"broker-{self._number} missed its heartbeats, and the others went on without it" if self._fenced else ""
+        return f"broker-{self._number} missed its heartbeats and was fenced" if self._fenced else ""

@@ -1,4 +1,4 @@
-"""Canaries: a pipeline that breaks its word, and must be caught."""
+"""Canaries: a pipeline that breaks its guarantee, and must be caught."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from avow.prove import failpoints
 from avow.prove.faults.base import Fault
-from avow.prove.faults.drivers import KilledAfterClaim
-from avow.prove.scene import Scene
+from avow.prove.faults.processes import KilledAfterClaim
+from avow.prove.scenario import Scenario
 
 
 class CanarySwapped(KilledAfterClaim):
@@ -21,9 +21,9 @@ class CanarySwapped(KilledAfterClaim):
 class _CanarySink(Fault):
     sabotage: ClassVar[str]
 
-    def __init__(self, scene: Scene, seed: int, hold_s: float) -> None:
-        super().__init__(scene, seed, hold_s)
-        self._every = 1_000 if scene.plain else 10_000  # a handler takes one record at a time
+    def __init__(self, scenario: Scenario, seed: int, hold_s: float) -> None:
+        super().__init__(scenario, seed, hold_s)
+        self._every = 1_000 if scenario.plain else 10_000  # a handler takes one record at a time
         self.records_least = self._every * 12 // 5  # one of them in each of two partitions
 
     def prepare(self) -> None:
@@ -31,7 +31,7 @@ class _CanarySink(Fault):
 
     def inject(self) -> None:
         """The sink does it, all the time; it needs as many records as that takes."""
-        self.scene.workload.burst(self.records_least)
+        self.scenario.workload.burst(self.records_least)
 
     def fired(self) -> str:
         return f"the sink would {self.sabotage} one record in {self._every:,}"

@@ -6,18 +6,21 @@ import os
 import pwd
 import shutil
 import subprocess
-from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+
+import psycopg
 
 from avow.local.cluster import disk_use
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
-from avow.prove.witnesses.lakes import LakeWitness
-from avow.prove.witnesses.postgres import PostgresWitness
 
 SIZE_MB = 24
 FULL = "No space left on device"
+
+
+def _times_full(log: Path, since: int) -> int:
+    """How often the log has that error after its first ``since`` bytes."""
+    return log.read_bytes()[since:].count(FULL.encode())
 
 
 class _SmallDisk(Fault):
@@ -32,9 +35,9 @@ class _SmallDisk(Fault):
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise CannotRun(f"no small disk can be made here: {error}") from error
+            raise CannotRun(f"cannot mount a tmpfs: {error}") from error
         if done.returncode:
-            raise CannotRun(f"no small disk can be made here: {done.stderr.strip()}")
+            raise CannotRun(f"cannot mount a tmpfs: {done.stderr.strip()}")
         self._disk: Path | None = folder
 
     def fill(self, folder: Path) -> None:
@@ -56,37 +59,42 @@ class DiskFullDatabase(_SmallDisk):
     """The table moves to a small disk, which is then full: COPY fails until there is room again."""
 
     def prepare(self) -> None:
-        assert isinstance(self.scene.witness, PostgresWitness)
-        self._witness = self.scene.witness
-        self._space = f"small_{self.chance.randrange(10**9)}"
-        self._folder = self.site.postgres.folder / self._space
-        self.mount(self._folder, "nobody", SIZE_MB + 2 * self._witness.bytes() // 2**20)
+        self._table = self.scenario.oracle.table
+        self._space = f"small_{self.rng.randrange(10**9)}"
+        self._folder = self.cluster.postgres.folder / self._space
+        with psycopg.connect(self.cluster.url) as connection:
+            size = connection.execute("SELECT pg_total_relation_size(to_regclass(%s))", [self._table]).fetchone()
+        self.mount(self._folder, "nobody", SIZE_MB + 2 * ((size and size[0]) or 0) // 2**20)
+
+    def _execute(self, *statements: str) -> None:
+        with psycopg.connect(self.cluster.url, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
 
     def inject(self) -> None:
-        self._log_size = self.site.postgres.log.stat().st_size
+        self._log_size = self.cluster.postgres.log.stat().st_size
         data = self._folder / "data"
         data.mkdir()
-        owner = self.site.postgres.identity()
+        owner = self.cluster.postgres.identity()
         if owner:
             os.chown(data, owner["user"], owner["group"])
-        self._witness.execute(f"CREATE TABLESPACE {self._space} LOCATION '{data}'")
-        self._witness.execute(f'ALTER TABLE "{self._witness.table}" SET TABLESPACE {self._space}')
+        self._execute(
+            f"CREATE TABLESPACE {self._space} LOCATION '{data}'",
+            f'ALTER TABLE "{self._table}" SET TABLESPACE {self._space}',
+        )
         self.fill(self._folder)
 
     def hold(self) -> None:
-        self.scene.until(lambda: bool(self.fired()), 30)
+        self.scenario.wait_until(lambda: bool(self.fired()), 30)
         super().hold()
 
     def fired(self) -> str:
-        with self.site.postgres.log.open("rb") as file:
-            file.seek(self._log_size)
-            count = file.read().count(FULL.encode())
-        return f'PostgreSQL said "{FULL}" {count} times' if count else ""
+        count = _times_full(self.cluster.postgres.log, self._log_size)
+        return f'PostgreSQL logged "{FULL}" {count} times' if count else ""
 
     def close(self) -> None:
         with suppress(Exception):
-            self._witness.execute(f'ALTER TABLE "{self._witness.table}" SET TABLESPACE pg_default')
-            self._witness.execute(f"DROP TABLESPACE {self._space}")
+            self._execute(f'ALTER TABLE "{self._table}" SET TABLESPACE pg_default', f"DROP TABLESPACE {self._space}")
         self.unmount()
 
 
@@ -95,7 +103,7 @@ class DiskFullBroker(_SmallDisk):
     is started again when there is room. The disk is made before the load begins, and taken away after the verdict."""
 
     def prepare(self) -> None:
-        self._number = self.chance.choice([broker.number for broker in self.site.cluster.brokers()])
+        self._number = self.rng.choice([broker.number for broker in self.cluster.local.brokers()])
         data, aside = self._stopped()
         data.rename(aside)
         try:
@@ -111,35 +119,32 @@ class DiskFullBroker(_SmallDisk):
 
     def _stopped(self) -> tuple[Path, Path]:
         """The broker's data, and where it is put meanwhile."""
-        broker = self.site.broker(self._number)
+        broker = self.cluster.broker(self._number)
         broker.stop()
         return broker.data, broker.folder / "data.aside"
 
     def _started(self) -> None:
-        self.site.cluster.up()
-        self.scene.until(self.site.whole, WAIT_S)
+        self.cluster.local.up()
+        self.scenario.wait_until(self.cluster.fully_replicated, WAIT_S)
 
     def inject(self) -> None:
-        broker = self.site.broker(self._number)
+        broker = self.cluster.broker(self._number)
         self._log_size = broker.log.stat().st_size
         self.fill(broker.data)
 
     def hold(self) -> None:
         """Until Kafka has noticed: it writes rarely where nobody reads or writes."""
-        self.scene.until(lambda: bool(self.fired()), WAIT_S)
+        self.scenario.wait_until(lambda: bool(self.fired()), WAIT_S)
         super().hold()
 
     def heal(self) -> None:
         super().heal()
-        self.site.broker(self._number).kill()  # it may hang half dead
+        self.cluster.broker(self._number).kill()  # it may hang half dead
         self._started()
 
     def fired(self) -> str:
-        broker = self.site.broker(self._number)
-        with broker.log.open("rb") as file:
-            file.seek(self._log_size)
-            count = file.read().count(FULL.encode())
-        return f'broker-{self._number} said "{FULL}" {count} times' if count else ""
+        count = _times_full(self.cluster.broker(self._number).log, self._log_size)
+        return f'broker-{self._number} logged "{FULL}" {count} times' if count else ""
 
     def close(self) -> None:
         if getattr(self, "_disk", None):
@@ -151,44 +156,36 @@ class DiskFullBroker(_SmallDisk):
             self._started()
 
 
-def _copy(one: Path, other: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     """Holes stay holes: Kafka's indexes are mostly that."""
-    subprocess.run(["cp", "-a", "--sparse=always", f"{one}/.", str(other)], check=True)
+    subprocess.run(["cp", "-a", "--sparse=always", f"{source}/.", str(target)], check=True)
 
 
-class _DiskFullUnderRun(_SmallDisk):
-    """A folder that the run itself writes to. It is a small disk from the first driver on."""
-
-    size_mb: ClassVar[int] = SIZE_MB
-
-    @property
-    @abstractmethod
-    def place(self) -> Path: ...
-
-    def prepare(self) -> None:
-        self.mount(self.place, size_mb=self.size_mb)
-
-    def inject(self) -> None:
-        self._driver = self.scene.driver
-        self.fill(self.place)
-
-    def hold(self) -> None:
-        self.scene.until(lambda: bool(self.fired()) or not self._driver.alive, 30)
-        super().hold()
-
-    def fired(self) -> str:
-        return f'the run said "{FULL}"' if self._driver.says(FULL) else ""
-
-    def close(self) -> None:
-        self.unmount()
-
-
-class DiskFullLake(_DiskFullUnderRun):
-    """Neither a file nor a commit can be written until there is room again."""
+class DiskFullLake(_SmallDisk):
+    """The table's folder is a small disk from the first driver on: neither a file nor a commit can be written until
+    there is room again."""
 
     size_mb = 64  # every commit leaves files, and Iceberg's grow
 
     @property
     def place(self) -> Path:
-        assert isinstance(self.scene.witness, LakeWitness)
-        return self.scene.witness.place
+        folder = self.scenario.oracle.files
+        assert folder is not None, "it concerns sinks that have their files here"
+        return folder
+
+    def prepare(self) -> None:
+        self.mount(self.place, size_mb=self.size_mb)
+
+    def inject(self) -> None:
+        self._driver = self.scenario.driver
+        self.fill(self.place)
+
+    def hold(self) -> None:
+        self.scenario.wait_until(lambda: bool(self.fired()) or not self._driver.alive, 30)
+        super().hold()
+
+    def fired(self) -> str:
+        return f'the run logged "{FULL}"' if self._driver.logged(FULL) else ""
+
+    def close(self) -> None:
+        self.unmount()

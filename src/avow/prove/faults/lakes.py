@@ -1,4 +1,4 @@
-"""Lakes: a commit that was made, and whose answer never came."""
+"""Lakes: a commit that was made, and whose answer was lost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from avow.prove.faults.base import AtFailpoint
 
 
 class LakeCommitUnknown(AtFailpoint):
-    """The table has taken a commit in, and the driver is told of an error instead."""
+    """The table has the commit, and the driver gets an error."""
 
     point = "commit-unknown"
     who = "answer"
 
     def fired(self) -> str:
-        return f"a commit of pid {self._driver.pid} was made, and its answer was lost" if self.struck else ""
+        return f"a commit of pid {self._driver.pid} succeeded, and its answer was lost" if self.hit else ""

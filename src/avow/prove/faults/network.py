@@ -9,84 +9,93 @@ from dataclasses import astuple
 
 from avow.errors import SourceError
 from avow.prove.faults.base import Fault
-from avow.prove.proxy import Counts, Proxy, Way
+from avow.prove.proxy import Direction, Proxy, ProxyCounts
 
 
 class NetworkFault(Fault):
     """Something that proxies do. ``fired`` looks at what they counted."""
 
     def proxies(self) -> list[Proxy]:
-        return list(self.site.clients.values())
+        return list(self.cluster.clients.values())
 
-    def counted(self) -> Counts:
+    def total_counts(self) -> ProxyCounts:
         return _sum(proxy.counts for proxy in self.proxies())
 
     def inject(self) -> None:
-        self._before = self.counted()
-        self.harm()
+        self._before = self.total_counts()
+        self.apply()
 
     @abstractmethod
-    def harm(self) -> None:
+    def apply(self) -> None:
         """Do it."""
 
     def heal(self) -> None:
-        self._after = self.counted()
+        self._after = self.total_counts()
         for proxy in self.proxies():
             proxy.heal()
 
-    def did(self, count: str) -> int:
+    def counted(self, count: str) -> int:
         return int(getattr(self._after, count) - getattr(self._before, count))
 
 
-def _sum(counts: Iterable[Counts]) -> Counts:
-    columns = zip(*(astuple(one) for one in counts), strict=True)
-    return Counts(*(sum(column) for column in columns))
+def _sum(counts: Iterable[ProxyCounts]) -> ProxyCounts:
+    columns = zip(*(astuple(count) for count in counts), strict=True)
+    return ProxyCounts(*(sum(column) for column in columns))
 
 
 class CutFromBrokers(NetworkFault):
-    def harm(self) -> None:
+    def apply(self) -> None:
         for proxy in self.proxies():
             proxy.cut()
 
     def fired(self) -> str:
-        cut, refused = self.did("cut"), self.did("refused")
+        cut, refused = self.counted("cut"), self.counted("refused")
         return f"{cut} connections to brokers cut, {refused} new ones refused" if cut and refused else ""
 
 
 class BrokersOneWay(NetworkFault):
-    def harm(self) -> None:
+    def apply(self) -> None:
         for proxy in self.proxies():
-            proxy.hold(Way.DOWN)
+            proxy.hold(Direction.DOWN)
 
     def fired(self) -> str:
-        held = self.did("held_bytes")
-        return f"{held:,} bytes of the brokers' answers held back" if held else ""
+        held = self.counted("held_bytes")
+        return f"{held:,} bytes of the brokers' responses were held back" if held else ""
 
 
 class BrokersSlow(NetworkFault):
-    def harm(self) -> None:
+    def apply(self) -> None:
         for proxy in self.proxies():
             proxy.delay(0.2)
 
     def fired(self) -> str:
-        return f"{self.did('delayed'):,} chunks came 200 ms late" if self.did("delayed") else ""
+        return f"{self.counted('delayed'):,} chunks were delayed by 200 ms" if self.counted("delayed") else ""
+
+
+class ReplyLost(NetworkFault):
+    """A server handles a request, and its answer is lost: the client cannot know the outcome."""
+
+    def hold(self) -> None:
+        before = self._before.lost_replies
+        self.scenario.wait_until(lambda: self.total_counts().lost_replies > before, 30)
+        super().hold()
 
 
 class _BrokersApart(NetworkFault):
-    """Brokers are cut from each other. The controller still hears all of them: a grey failure, not a dead node."""
+    """Brokers are cut from each other. The controller still reaches all of them: a grey failure, not a dead node."""
 
     _shrank = ""
 
     def proxies(self) -> list[Proxy]:
-        return [*self.site.peers.values(), *self.site.clients.values()]
+        return [*self.cluster.peers.values(), *self.cluster.clients.values()]
 
     def hold(self) -> None:
         super().hold()
-        self.scene.until(self._look, 15)
+        self.scenario.wait_until(self._observe, 15)
 
-    def _look(self) -> bool:
+    def _observe(self) -> bool:
         with suppress(SourceError):
-            for partition in self.site.partitions(self.scene.topic):
+            for partition in self.cluster.partitions(self.scenario.topic):
                 if partition.under_replicated:
                     self._shrank = f"partition {partition.partition} has {partition.in_sync} in sync"
         return bool(self._shrank)
@@ -94,25 +103,27 @@ class _BrokersApart(NetworkFault):
     def heal(self) -> None:
         super().heal()
         # Whole again before the next fault: two at once could leave no replica that is in sync.
-        self.scene.until(lambda: not any(p.under_replicated for p in self.site.partitions(self.scene.topic)), 30)
+        self.scenario.wait_until(
+            lambda: not any(p.under_replicated for p in self.cluster.partitions(self.scenario.topic)), 30
+        )
 
     def fired(self) -> str:
-        cut = self.did("cut") + self.did("refused")
+        cut = self.counted("cut") + self.counted("refused")
         return f"{cut} connections cut or refused; {self._shrank}" if cut and self._shrank else ""
 
 
 class BrokerCutOff(_BrokersApart):
-    def harm(self) -> None:
-        number = self.chance.choice(self.site.partitions(self.scene.topic)).leader
-        own = self.site.comes_from(number)
-        for other, proxy in self.site.peers.items():
-            proxy.cut(None if other == number else own)
-        self.site.clients[number].cut()
+    def apply(self) -> None:
+        number = self.rng.choice(self.cluster.partitions(self.scenario.topic)).leader
+        from_broker = self.cluster.is_port_of(number)
+        for other, proxy in self.cluster.peers.items():
+            proxy.cut(None if other == number else from_broker)
+        self.cluster.clients[number].cut()
 
 
 class BrokersCutApart(_BrokersApart):
-    def harm(self) -> None:
-        one = self.chance.choice(self.site.partitions(self.scene.topic)).leader
-        other = self.chance.choice([number for number in self.site.peers if number != one])
-        self.site.peers[one].cut(self.site.comes_from(other))
-        self.site.peers[other].cut(self.site.comes_from(one))
+    def apply(self) -> None:
+        first = self.rng.choice(self.cluster.partitions(self.scenario.topic)).leader
+        second = self.rng.choice([number for number in self.cluster.peers if number != first])
+        self.cluster.peers[first].cut(self.cluster.is_port_of(second))
+        self.cluster.peers[second].cut(self.cluster.is_port_of(first))

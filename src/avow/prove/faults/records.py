@@ -1,4 +1,4 @@
-"""The records themselves: bad ones, the worst ones, and dead letters that are redriven while the pipeline is hurt.
+"""Bad records, poison records, and redrives of dead letters under faults.
 
 Bad records have a field that the schema does not declare. A redrive is run with a file that ignores such fields, as a
 user would who has changed the schema.
@@ -17,20 +17,20 @@ from typing import Any
 
 from avow.prove import failpoints
 from avow.prove.check import SCHEMA, checksum, value
-from avow.prove.driver import Driver
+from avow.prove.driver_process import DriverProcess
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
-from avow.prove.form import Numbered
+from avow.prove.workload_spec import NumberedRecords
 
 ANY_SHARE = MappingProxyType({"dead_letters": MappingProxyType({"max_share": 1.0})})
 REDRIVE_S = 120
 
 
 class _OwnRecords(Fault):
-    """Needs records whose form the harness knows."""
+    """Needs the records that the harness generates itself."""
 
     def prepare(self) -> None:
-        if not isinstance(self.scene.form, Numbered):
-            raise CannotRun("this fault makes records for the harness's own pipeline, not for a given file")
+        if not isinstance(self.scenario.spec, NumberedRecords):
+            raise CannotRun("this fault generates records for the harness's own pipeline, not for a user's file")
 
 
 def undeclared_field(number: int, key: int) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class _Redriving(_OwnRecords):
     # A lake takes one commit at a time, and a redrive's is long: beside a run that commits twice a second none gets in.
     declares = MappingProxyType({**ANY_SHARE, "batch": MappingProxyType({"interval": "2s"})})
     dead_least = 20
-    _redrives: list[Driver]
+    _redrives: list[DriverProcess]
 
     def prepare(self) -> None:
         super().prepare()
@@ -55,37 +55,36 @@ class _Redriving(_OwnRecords):
         return undeclared_field(number, key) if number % 25 == 7 else {}
 
     def before_load(self) -> None:
-        text = self.scene.file.read_text(encoding="utf-8")
-        self._file = self.scene.folder / "redrive.toml"
-        self._file.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
+        self._file = self.scenario.folder / "redrive.toml"
         # From here on the audit knows these records as good, wherever they are now.
-        audit = self.scene.folder / "audit.toml"
-        text = audit.read_text(encoding="utf-8")
-        audit.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
+        audit = self.scenario.folder / "audit.toml"
+        for source, target in ((self.scenario.file, self._file), (audit, audit)):
+            text = source.read_text(encoding="utf-8")
+            target.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
 
-    def start(self, env: Mapping[str, str] = MappingProxyType({})) -> Driver:
-        log = self.scene.folder / f"redrive-{len(self._redrives) + 1}.log"
-        env = {"DATABASE_URL": self.site.pipeline_url, "TMPDIR": str(self.scene.temporary), **env}
-        self._redrives.append(Driver(["dead-letters", "redrive", str(self._file), "--json"], log, env))
+    def start(self, env: Mapping[str, str] = MappingProxyType({})) -> DriverProcess:
+        log = self.scenario.folder / f"redrive-{len(self._redrives) + 1}.log"
+        env = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(self.scenario.temporary), **env}
+        self._redrives.append(DriverProcess(["dead-letters", "redrive", str(self._file), "--json"], log, env))
         return self._redrives[-1]
 
-    def finish(self, redrive: Driver) -> None:
+    def finish(self, redrive: DriverProcess) -> None:
         if redrive.wait(REDRIVE_S) is None:
             redrive.end()
         with suppress(ValueError, IndexError):
             self._done += json.loads(redrive.log.read_text().splitlines()[-1])["written"]
 
-    def start_paused(self) -> Driver:
-        """One that stands still when it has handed everything to the sink and committed nothing; or has ended, if it
-        found no dead letter that may be redriven."""
-        folder = Path(self.scene.folder, f"redrive-failpoint-{len(self._redrives) + 1}").absolute()
+    def start_paused(self) -> DriverProcess:
+        """A redrive, stopped (SIGSTOP) after it wrote everything and before it commits; or ended, if there was no dead
+        letter to redrive."""
+        folder = Path(self.scenario.folder, f"redrive-failpoint-{len(self._redrives) + 1}").absolute()
         folder.mkdir()
         redrive = self.start({failpoints.VARIABLE: f"redriven:0:stop:{folder}"})
-        self.scene.until(lambda: redrive.paused or not redrive.alive, WAIT_S)
+        self.scenario.wait_until(lambda: redrive.paused or not redrive.alive, WAIT_S)
         return redrive
 
-    def kill(self, redrive: Driver, after_s: float) -> None:
-        """Where it stands still; or, ``after_s`` above 0, so long after it goes on: in the midst of its commits."""
+    def kill(self, redrive: DriverProcess, after_s: float) -> None:
+        """Where it is stopped; or, with ``after_s`` above 0, that long after SIGCONT: during its commits."""
         if after_s:
             redrive.resume()
             redrive.wait(after_s)
@@ -93,10 +92,12 @@ class _Redriving(_OwnRecords):
         self._killed += redrive.code == -SIGKILL
 
     def until_dead(self) -> None:
-        self.scene.until(lambda: len(self.dead()) >= self.dead_least or not self.scene.driver.alive, WAIT_S)
+        self.scenario.wait_until(
+            lambda: len(self.dead_letters()) >= self.dead_least or not self.scenario.driver.alive, WAIT_S
+        )
 
-    def dead(self) -> list[tuple[int, int]]:
-        return self.scene.witness.dead()
+    def dead_letters(self) -> list[tuple[int, int]]:
+        return self.scenario.oracle.dead_letters()
 
     def close(self) -> None:
         for redrive in self._redrives:
@@ -110,12 +111,12 @@ class RedrivesBesideARun(_Redriving):
         self._beside = self._in_midst = 0
         for number in range(self.rounds):
             self.until_dead()
-            self._beside += self.scene.driver.alive
+            self._beside += self.scenario.driver.alive
             first = self.start_paused()
             self._in_midst += first.paused
             second = self.start()
-            second.wait(self.chance.uniform(0.5, 3))
-            self.kill(first, self.chance.uniform(0.01, 0.5) if number else 0)
+            second.wait(self.rng.uniform(0.5, 3))
+            self.kill(first, self.rng.uniform(0.01, 0.5) if number else 0)
             self.finish(second)
         self.finish(self.start())
 
@@ -123,8 +124,8 @@ class RedrivesBesideARun(_Redriving):
         if not (self._beside and self._in_midst and self._killed and self._done):
             return ""
         return (
-            f"{len(self._redrives)} redrives beside a run, two at a time, delivered {self._done} dead letters or more; "
-            f"{self._in_midst} stood still before their commit, and {self._killed} of them died of SIGKILL there or "
+            f"{len(self._redrives)} redrives during a run, two at a time, delivered {self._done} dead letters or more; "
+            f"{self._in_midst} were stopped before their commit, and {self._killed} of them died of SIGKILL there or "
             "during it"
         )
 
@@ -136,13 +137,13 @@ class RedriveAfterCrash(_Redriving):
         self._crashes = 0
         for _ in range(self.rounds):
             self.until_dead()
-            driver = self.scene.driver
+            driver = self.scenario.driver
             driver.kill()
             self._crashes += driver.code == -SIGKILL
             self.finish(self.start())
-            before = self.scene.claimed()
-            self.scene.start()
-            self.scene.until_claimed_more(before)
+            before = self.scenario.claimed()
+            self.scenario.start()
+            self.scenario.wait_for_claims(before)
 
     def fired(self) -> str:
         if not (self._crashes and self._done):
@@ -162,19 +163,19 @@ class DeadLetterStop(_OwnRecords):
         return undeclared_field(number, key) if bad else {}
 
     def inject(self) -> None:
-        self.scene.until_claimed_more(self.scene.claimed())
-        self._bad_from = self.scene.workload.next
-        self.scene.workload.burst(6_000)
-        self.scene.until(lambda: not self.scene.driver.alive, WAIT_S)
+        self.scenario.wait_for_claims(self.scenario.claimed())
+        self._bad_from = self.scenario.workload.next
+        self.scenario.workload.burst(6_000)
+        self.scenario.wait_until(lambda: not self.scenario.driver.alive, WAIT_S)
 
     def fired(self) -> str:
-        ended = not self.scene.driver.alive or len(self.scene.drivers) > 1
+        ended = not self.scenario.driver.alive or len(self.scenario.drivers) > 1
         return f"every record from number {self._bad_from} on is bad" if ended and self._bad_from is not None else ""
 
 
 def _document(number: int, key: int, body: str) -> bytes:
-    made = {"n": number, "k": key, "crc": checksum(number, key, body), "body": body}
-    return json.dumps(made).encode()
+    document = {"n": number, "k": key, "crc": checksum(number, key, body), "body": body}
+    return json.dumps(document).encode()
 
 
 def _with_amount(number: int, key: int, amount: str) -> bytes:
@@ -226,7 +227,7 @@ class PoisonRecords(_OwnRecords):
 
     def make_topic(self, partitions: int) -> None:
         # Else the broker refuses timestamps of more than an hour from now.
-        self.site.make_topic(self.scene.topic, partitions, message_timestamp_after_max_ms=str(2**63 - 1))
+        self.cluster.make_topic(self.scenario.topic, partitions, message_timestamp_after_max_ms=str(2**63 - 1))
 
     def message(self, number: int, key: int) -> dict[str, Any]:
         if number % self.every:
@@ -235,12 +236,22 @@ class PoisonRecords(_OwnRecords):
 
     def inject(self) -> None:
         """The workload does it. Enough for each kind to come several times."""
-        self._driver = self.scene.driver
-        self.scene.workload.burst(self.every * len(POISON) * 4)
+        self._driver = self.scenario.driver
+        self.scenario.workload.burst(self.every * len(POISON) * 4)
 
     def violation(self) -> str:
-        return "" if self._driver.code in (None, 0) else f"the run ended with {self._driver.code} because of a record"
+        return (
+            ""
+            if self._driver.code in (None, 0)
+            else f"the run ended with exit code {self._driver.code} because of a record"
+        )
 
     def fired(self) -> str:
-        sent = sum(1 for one in self.scene.workload.sent() if one.number % self.every == 0 and one.offset >= 0)
-        return f"{sent} of the records in the log are of {len(POISON)} poisonous kinds" if sent > len(POISON) else ""
+        poisonous = sum(
+            1 for record in self.scenario.workload.sent() if record.number % self.every == 0 and record.offset >= 0
+        )
+        return (
+            f"{poisonous} of the records in the log are of {len(POISON)} poisonous kinds"
+            if poisonous > len(POISON)
+            else ""
+        )

@@ -17,11 +17,11 @@ from avow.sinks.lake.config import SCHEMES, STORE_OPTIONS, LakeConfig
 
 def lake_path(value: str) -> str:
     allowed = "a folder, or s3://bucket/folder"
-    found = re.match(r"([^/]*):/+", value)
-    if not value or has_control(value) or (found and (found[1] not in SCHEMES or found.end() == len(value))):
-        refuse("is not a place for a table", allowed)
+    scheme = re.match(r"([^/]*):/+", value)
+    if not value or has_control(value) or (scheme and (scheme[1] not in SCHEMES or scheme.end() == len(value))):
+        refuse("is not a supported location", allowed)
     if climbs(value) or "%" in value or "\\" in value:
-        refuse("holds .., % or a backslash", allowed)
+        refuse("contains .., % or a backslash", allowed)
     return value.rstrip("/") or "/"
 
 
@@ -29,7 +29,7 @@ def store_settings(value: Any) -> dict[str, str]:
     settings = client_settings(value)
     unknown = [name for name in settings if name.lower().removeprefix("aws_") not in STORE_OPTIONS]
     allowed = f"{', '.join(STORE_OPTIONS)}, with or without aws_ before it"
-    raise_if_any([Problem((name,), "is not an option that avow hands on", allowed) for name in unknown])
+    raise_if_any([Problem((name,), "is not a supported option", allowed) for name in unknown])
     return settings
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pyarrow.parquet as pq
 
-from avow.sinks.lake.files import Place
+from avow.sinks.lake.files import Location
 
 
-def transactions(log: Place, version: int) -> dict[str, int] | None:
+def transactions(log: Location, version: int) -> dict[str, int] | None:
     """The newest number of each application, as of a version.
 
     None where names alone do not lead there: the newest checkpoint is of a later version or in another form, or
@@ -26,36 +26,36 @@ def transactions(log: Place, version: int) -> dict[str, int] | None:
         begin = _checkpoint(log)
         if begin > version:
             return None
-        found = dict(_in_checkpoint(log, begin)) if begin >= 0 else {}
+        numbers = dict(_in_checkpoint(log, begin)) if begin >= 0 else {}
         for number in range(begin + 1, version + 1):
-            found.update(_in_commit(log, number))
+            numbers.update(_in_commit(log, number))
     except FileNotFoundError:
         return None
-    return found
+    return numbers
 
 
-def _checkpoint(log: Place) -> int:
+def _checkpoint(log: Location) -> int:
     """The version of the newest; -1 if there is none yet."""
     try:
-        told = json.loads(_content(log, "_last_checkpoint"))
+        checkpoint = json.loads(_content(log, "_last_checkpoint"))
     except FileNotFoundError:
         return -1
-    return int(told["version"])
+    return int(checkpoint["version"])
 
 
-def _in_checkpoint(log: Place, version: int) -> Iterator[tuple[str, int]]:
+def _in_checkpoint(log: Location, version: int) -> Iterator[tuple[str, int]]:
     with log.filesystem.open_input_file(f"{log.root}/{version:020}.checkpoint.parquet") as file:
-        told = pq.read_table(file, columns=["txn"])["txn"]
-    return ((one["appId"], one["version"]) for one in told.drop_null().to_pylist())
+        transactions = pq.read_table(file, columns=["txn"])["txn"]
+    return ((txn["appId"], txn["version"]) for txn in transactions.drop_null().to_pylist())
 
 
-def _in_commit(log: Place, version: int) -> Iterator[tuple[str, int]]:
+def _in_commit(log: Location, version: int) -> Iterator[tuple[str, int]]:
     for line in _content(log, f"{version:020}.json").splitlines():
-        if b'"txn"' in line and (told := json.loads(line).get("txn")) is not None:
-            yield told["appId"], told["version"]
+        if b'"txn"' in line and (txn := json.loads(line).get("txn")) is not None:
+            yield txn["appId"], txn["version"]
 
 
-def _content(log: Place, name: str) -> bytes:
+def _content(log: Location, name: str) -> bytes:
     with log.filesystem.open_input_stream(f"{log.root}/{name}") as stream:
         content: bytes = stream.read()
     return content

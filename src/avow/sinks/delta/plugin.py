@@ -17,11 +17,11 @@ class DeltaPlugin(LakePlugin):
     title = "Delta Lake"
     Config = DeltaConfig
     assumes = (
-        "The store keeps what it has acknowledged, and puts a file under a new name only if there is none (a local "
-        "file system does, and S3 with conditional puts).",
-        "Nobody restores the table to an older version or removes its transactions; both are looked for at the start.",
+        "The store keeps acknowledged writes, and supports put-if-absent (a local file system does, and S3 with "
+        "conditional puts).",
+        "The table is not restored to an older version and its transactions are not removed; a start checks both.",
     )
-    witness = "avow.prove.witnesses.lakes:DeltaWitness"
+    oracle = "avow.prove.oracles.lakes:DeltaOracle"
 
     def open_tables(self, pipeline: PipelineConfig) -> tuple[LakeTable, LakeTable]:
         from avow.sinks.delta.table import open_tables

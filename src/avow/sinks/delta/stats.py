@@ -3,7 +3,7 @@
 Readers leave out files by these, so a wrong one loses rows silently. A missing one does so too: where a file has any
 least and greatest values, deltalake's datasets take a column without them for null (1.6.6) and leave its rows out. So
 either every plain column has both, or the file has none at all. Texts may be cut, as long as they stay below and above;
-times are told in milliseconds, rounded outwards.
+times are in milliseconds, rounded outwards.
 
 Owns: that mapping. Must not know: tables, commits.
 """
@@ -27,7 +27,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def as_json(metadata: pq.FileMetaData, *, bounded: bool) -> str:
-    """``bounded``: whether bounds can be told of every value (``lake.files``)."""
+    """``bounded``: whether every value has bounds (``lake.files``)."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -39,19 +39,19 @@ def as_json(metadata: pq.FileMetaData, *, bounded: bool) -> str:
             least[name] = greatest[name] = {}  # nothing is said of its parts, and it is not null for that
         if parts:
             continue
-        found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
-        if any(one is None or not one.has_null_count for one in found):
+        statistics = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+        if any(one is None or not one.has_null_count for one in statistics):
             bounded = False
             continue
-        nulls[name] = sum(one.null_count for one in found)
-        filled = [one for one in found if one.num_values]
+        nulls[name] = sum(one.null_count for one in statistics)
+        filled = [one for one in statistics if one.num_values]
         if not filled or pa.types.is_binary(type_):
             continue
         low: Any
         high: Any
         if all(one.has_min_max for one in filled):
             low, high = below(min(one.min for one in filled)), above(max(one.max for one in filled))
-        else:  # Arrow tells nothing of texts beyond 4 KiB
+        else:  # Arrow has no statistics of texts beyond 4 KiB
             low, high = ("", TEXT_MAX) if pa.types.is_string(type_) else (None, None)
         if low is None or high is None:
             bounded = False
@@ -67,7 +67,7 @@ def _object(values: Mapping[str, Any]) -> str:
 
 
 def below(value: Any) -> Any:
-    """A bound that can be told, at or below a value; None if there is none."""
+    """A bound that the log can have, at or below a value; None if there is none."""
     match value:
         case str():
             return value[:TEXT_CHARS_MAX]
@@ -81,7 +81,7 @@ def below(value: Any) -> Any:
 
 
 def above(value: Any) -> Any:
-    """A bound that can be told, at or above a value; None if there is none."""
+    """A bound that the log can have, at or above a value; None if there is none."""
     match value:
         case str():
             if len(value) <= TEXT_CHARS_MAX:

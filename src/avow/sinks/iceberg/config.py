@@ -18,11 +18,11 @@ from avow.sinks.lake.config import SCHEMES, LakeConfig
 def catalog_settings(value: Any) -> dict[str, str]:
     settings = client_settings(value)
     if not {"uri", "warehouse", "type"} & settings.keys():
-        refuse("names neither a warehouse nor a uri", '{ warehouse = "folder" }, or the settings of your catalog')
+        refuse("has neither warehouse nor uri", '{ warehouse = "folder" }, or the settings of your catalog')
     found = re.match(r"([^/]*):/", settings.get("warehouse", ""))
     if found and found[1] not in SCHEMES:
         known = f"a folder, {' or '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        raise_if_any([Problem(("warehouse",), f"{found[1]} is not a store that avow knows", known)])
+        raise_if_any([Problem(("warehouse",), f"{found[1]} is not a supported storage scheme", known)])
     return settings
 
 
@@ -35,7 +35,7 @@ class IcebergConfig(LakeConfig):
 
     kind: Literal["iceberg"] = Field(description='"iceberg"')
     table: Annotated[
-        str, matching(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", "is not a table's name", '"namespace.table"')
+        str, matching(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", "is not a table name", '"namespace.table"')
     ] = Field(description='"namespace.table"')
     catalog: Annotated[ClientSettings, BeforeValidator(catalog_settings)] = Field(
         description='a table of pyiceberg\'s catalog settings; { warehouse = "folder" } is a local one'

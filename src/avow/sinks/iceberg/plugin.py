@@ -17,10 +17,10 @@ class IcebergPlugin(LakePlugin):
     title = "Iceberg"
     Config = IcebergConfig
     assumes = (
-        "The catalog keeps what it has acknowledged, and compares the table's newest snapshot before it commits.",
-        "Nobody removes the table's avow.* properties or rolls the table back; both are looked for at the start.",
+        "The catalog keeps acknowledged commits, and compares the table's current snapshot before each commit.",
+        "The table's avow.* properties are not removed and the table is not rolled back; a start checks both.",
     )
-    witness = "avow.prove.witnesses.lakes:IcebergWitness"
+    oracle = "avow.prove.oracles.lakes:IcebergOracle"
 
     def open_tables(self, pipeline: PipelineConfig) -> tuple[LakeTable, LakeTable]:
         from avow.sinks.iceberg.table import open_tables

@@ -1,13 +1,12 @@
 """One Iceberg table, as ``lake.table`` wants a table to be.
 
-Owns: how files, ledger and refusals look in Iceberg's metadata. Must not know: the ledger's rules or the order of acts.
+Owns: how files and ledger are stored in Iceberg's metadata. Must not know: the ledger's rules or the order of acts.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import random
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -51,15 +50,16 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError
-from avow.settings import PipelineConfig, revealed
+from avow.retry import random_pauses
+from avow.settings import Lineage, PipelineConfig, unwrap_secrets
 from avow.sinks.iceberg import merge as merging
+from avow.sinks.iceberg.catalog import CachedTransaction, open_catalog, without_history
 from avow.sinks.iceberg.config import IcebergConfig
-from avow.sinks.iceberg.metadata import Changes, remember, without_past
-from avow.sinks.iceberg.reading import ById
-from avow.sinks.lake import book as books
-from avow.sinks.lake.book import Book
-from avow.sinks.lake.files import DataFile, FileWriter, Place, in_s3, path_of
-from avow.sinks.lake.table import Chosen, Conflict, Shape, among, expression, predicate, same_keys
+from avow.sinks.iceberg.field_ids import FieldIdDataset
+from avow.sinks.lake import ledger_snapshot
+from avow.sinks.lake.files import DataFile, FileWriter, Location, in_s3, path_of
+from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
+from avow.sinks.lake.table import CommitConflict, LakeTable, RowFilter, TableLayout, among, same_keys
 
 _OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
@@ -75,46 +75,54 @@ PROPERTIES = {
 }
 
 
-class IcebergFormat:
+class IcebergLakeTable(LakeTable):
     """One table. ``pipeline`` names whose ledger in it is meant."""
 
     partition_in_files = True
+    _library_errors = (Exception,)  # and those of a catalog: each kind has its own, with no root in common
+    _advice = "Check sink.catalog, its permissions and its free space."
 
     def __init__(
-        self, catalog: Callable[[], Catalog], settings: Mapping[str, str], table: str, pipeline: str, target: int
+        self, catalog: Callable[..., Catalog], settings: Mapping[str, str], table: str, pipeline: str, target: int
     ) -> None:
         self._catalog, self._settings, self._name, self._pipeline = catalog, dict(settings), table, pipeline
         self._target = target  # bytes of a file
         self.shown = table
         self._table: Table | None = None
 
+    @staticmethod
+    def _error_text(error: Exception) -> str:
+        return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
     @property
     def loaded(self) -> bool:
         return self._table is not None
 
     @property
-    def _at(self) -> Table:
+    def _handle(self) -> Table:
         assert self._table is not None, "not loaded"
         return self._table
 
     @property
-    def data(self) -> Place:
+    def data(self) -> Location:
         """With the table's own way to its store: the catalog may have given it credentials."""
-        location, io = self._at.location(), self._at.io
+        location, io = self._handle.location(), self._handle.io
         if not in_s3(location):
-            return Place(f"{f'file://{location}' if location.startswith('/') else location}/data")
+            return Location(f"{f'file://{location}' if location.startswith('/') else location}/data")
         if not isinstance(io, PyArrowFileIO):
             raise ConfigError(
-                f"table {self.shown} is read and written with {type(io).__name__}",
-                advice="Leave py-io-impl out of sink.catalog: files are written with pyarrow.",
+                f"table {self.shown} uses the FileIO {type(io).__name__}, but avow needs PyArrowFileIO",
+                advice="Remove py-io-impl from sink.catalog.",
             )
         with self._errors("cannot be reached"):
-            return Place(f"{location}/data", pickle.dumps(io.fs_by_scheme("s3", path_of(location).partition("/")[0])))
+            return Location(
+                f"{location}/data", pickle.dumps(io.fs_by_scheme("s3", path_of(location).partition("/")[0]))
+            )
 
     @property
     def version(self) -> str:
         """The metadata file: it holds the properties of its moment too."""
-        return self._at.metadata_location
+        return self._handle.metadata_location
 
     def load(self, pinned: str | None = None) -> bool:
         with self._errors("cannot be read"):
@@ -125,34 +133,22 @@ class IcebergFormat:
                 self._table = self._catalog().load_table(self._name)
             except NoSuchTableError:
                 return False
-            path_of(self._at.location())  # refused where it is in a store that we do not know
+            path_of(self._handle.location())  # refused where it is in a store that we do not know
         return True
 
     def pinned(self) -> str:
         """The metadata itself, without the past: its file is gone a hundred commits later (``PROPERTIES``)."""
-        metadata = self._at.metadata
+        metadata = self._handle.metadata
         refs = {name: ref for name, ref in metadata.refs.items() if name == MAIN_BRANCH}
-        alone = metadata.model_copy(update={**without_past(metadata), "refs": refs})
+        alone = without_history(metadata).model_copy(update={"refs": refs})
         known = self._settings | metadata.properties
-        vended = {name: value for name, value in self._at.io.properties.items() if known.get(name) != value}
+        vended = {name: value for name, value in self._handle.io.properties.items() if known.get(name) != value}
         return json.dumps({"location": self.version, "metadata": alone.model_dump_json(), "vended": vended})
 
     def _static(self, location: str, metadata: str, vended: dict[str, str]) -> StaticTable:
-        found = TableMetadataUtil.parse_raw(metadata)
-        io = load_file_io({**self._settings, **found.properties, **vended}, location)
-        return StaticTable((self._name,), found, location, io, NoopCatalog("pinned"))
-
-    @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        """The library's errors as ours, and those of a catalog: each kind has its own, with no root in common."""
-        try:
-            yield
-        except (AvowError, Conflict):
-            raise
-        except Exception as error:
-            raise SinkError(
-                f"table {self.shown} {what}: {_words(error)}", advice="Check sink.catalog, its rights and its room."
-            ) from error
+        parsed = TableMetadataUtil.parse_raw(metadata)
+        io = load_file_io({**self._settings, **parsed.properties, **vended}, location)
+        return StaticTable((self._name,), parsed, location, io, NoopCatalog("pinned"))
 
     # The ledger.
 
@@ -160,31 +156,35 @@ class IcebergFormat:
     def _property(self) -> str:
         return f"avow.{self._pipeline}"
 
-    def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self._at.properties.get(self._property, "{}"))
-        return told
+    def _stored_ledger(self) -> dict[str, Any]:
+        stored: dict[str, Any] = json.loads(self._handle.properties.get(self._property, "{}"))
+        return stored
 
-    def book(self) -> Book:
-        told = self._told()
-        return books.from_json(told["book"]) if told else Book()
+    def ledger(self) -> LedgerSnapshot:
+        stored = self._stored_ledger()
+        return ledger_snapshot.from_json(stored["book"]) if stored else LedgerSnapshot()
 
     def rolled_back(self) -> str:
-        number = self._told().get("number", 0)
+        number = self._stored_ledger().get("number", 0)
         if not number:
             return ""
-        metadata = self._at.metadata
-        for snapshot in ancestors_of(self._at.current_snapshot(), metadata):
-            found = self._number(snapshot)
-            if found is not None:
-                return "" if found >= number else f"its newest snapshot has our commit {found}, and we made {number}"
+        metadata = self._handle.metadata
+        for snapshot in ancestors_of(self._handle.current_snapshot(), metadata):
+            newest = self._number(snapshot)
+            if newest is not None:
+                return (
+                    ""
+                    if newest >= number
+                    else f"its current snapshot has avow's commit {newest}, but commit {number} was made"
+                )
         # None of ours among what the table was: expired, or left behind.
         if any(self._number(snapshot) == number for snapshot in metadata.snapshots):
-            return f"our last commit ({number}) is not among what the table was"
+            return f"avow's last commit ({number}) is not in the table's history"
         return ""
 
-    def past_is_known(self) -> bool:
-        number = self._told().get("number", 0)
-        past = ancestors_of(self._at.current_snapshot(), self._at.metadata)
+    def has_full_history(self) -> bool:
+        number = self._stored_ledger().get("number", 0)
+        past = ancestors_of(self._handle.current_snapshot(), self._handle.metadata)
         return not number or any(self._number(snapshot) is not None for snapshot in past)
 
     def _number(self, snapshot: Snapshot) -> int | None:
@@ -195,16 +195,16 @@ class IcebergFormat:
 
     # Making and checking.
 
-    def create(self, shape: Shape) -> bool:
+    def create(self, layout: TableLayout) -> bool:
         with self._errors("cannot be made"):
-            catalog = self._catalog()
+            catalog = self._catalog(make=True)
             catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
             try:
-                with catalog.create_table_transaction(self._name, shape.schema, properties=PROPERTIES) as making:
-                    if shape.partition is not None:
+                with catalog.create_table_transaction(self._name, layout.schema, properties=PROPERTIES) as making:
+                    if layout.partition is not None:
                         with making.update_spec() as spec:
-                            source = shape.by_day_of or shape.partition.name
-                            by_day = shape.by_day_of is not None
+                            source = layout.by_day_of or layout.partition.name
+                            by_day = layout.by_day_of is not None
                             spec.add_field(source, DayTransform() if by_day else IdentityTransform())
             except (TableAlreadyExistsError, CommitFailedException):
                 self.load()
@@ -212,7 +212,7 @@ class IcebergFormat:
         return self.load()
 
     def schema(self) -> pa.Schema:
-        return schema_to_pyarrow(self._at.schema(), include_field_ids=False)
+        return schema_to_pyarrow(self._handle.schema(), include_field_ids=False)
 
     def storable(self, type_: pa.DataType) -> pa.DataType:
         """Iceberg has no whole numbers below 32 bits."""
@@ -223,46 +223,52 @@ class IcebergFormat:
         if pa.types.is_map(type_):
             return pa.map_(type_.key_type, self.storable(type_.item_type))
         if pa.types.is_struct(type_):
-            return pa.struct([one.with_type(self.storable(one.type)) for one in type_.fields])
+            return pa.struct([field.with_type(self.storable(field.type)) for field in type_.fields])
         return type_
 
     def file_schema(self, wanted: pa.Schema) -> pa.Schema:
         """With the table's own field ids, by which its readers know a column."""
-        return pa.schema([_with_id(one, self._at.schema().find_field(one.name)) for one in wanted])
+        return pa.schema([_with_id(field, self._handle.schema().find_field(field.name)) for field in wanted])
 
-    def refusals(self, shape: Shape, mode: str) -> list[str]:  # noqa: ARG002 - files are exchanged in any mode
-        metadata = self._at.metadata
-        found = []
+    def incompatibilities(self, layout: TableLayout, mode: str) -> list[str]:  # noqa: ARG002 - files are exchanged in any mode
+        metadata = self._handle.metadata
+        problems = []
         if metadata.format_version not in _FORMATS:
-            found.append(f"its format is version {metadata.format_version}, and this writer knows {_FORMATS}")
+            problems.append(f"its format version is {metadata.format_version}, but avow supports {_FORMATS}")
         if metadata.properties.get("write.format.default", "parquet") != "parquet":
-            found.append(f"write.format.default is {metadata.properties['write.format.default']}, and we write parquet")
-        there = [str(field.transform) + ":" + self._source(field.source_id) for field in self._at.spec().fields]
+            problems.append(
+                f"write.format.default is {metadata.properties['write.format.default']}, but avow writes parquet"
+            )
+        partitioned_by = [
+            str(field.transform) + ":" + self._source(field.source_id) for field in self._handle.spec().fields
+        ]
         wanted = []
-        if shape.partition is not None:
-            wanted = [f"day:{shape.by_day_of}" if shape.by_day_of else f"identity:{shape.partition.name}"]
-        if there != wanted:
-            said = ", ".join(wanted) or "nothing"
-            found.append(f"it is partitioned by {', '.join(there) or 'nothing'}, and sink.partition_by says {said}")
-        return found
+        if layout.partition is not None:
+            wanted = [f"day:{layout.by_day_of}" if layout.by_day_of else f"identity:{layout.partition.name}"]
+        if partitioned_by != wanted:
+            declared = ", ".join(wanted) or "nothing"
+            problems.append(
+                f"it is partitioned by {', '.join(partitioned_by) or 'nothing'}, but sink.partition_by is {declared}"
+            )
+        return problems
 
-    def basis(self) -> object:
-        found = self._at.metadata
-        written_as = found.properties.get("write.format.default")
-        return found.format_version, found.current_schema_id, found.default_spec_id, written_as
+    def compatibility_key(self) -> object:
+        metadata = self._handle.metadata
+        written_as = metadata.properties.get("write.format.default")
+        return metadata.format_version, metadata.current_schema_id, metadata.default_spec_id, written_as
 
-    def _renamed(self) -> bool:
+    def _has_renamed_columns(self) -> bool:
         """Whether files may have a column under another name, or another column's values under a name of now."""
-        pairs = {pair for schema in self._at.schemas().values() for pair in index_name_by_id(schema).items()}
+        pairs = {pair for schema in self._handle.schemas().values() for pair in index_name_by_id(schema).items()}
         numbers, names = ({pair[n] for pair in pairs} for n in (0, 1))
         return not len(pairs) == len(numbers) == len(names)
 
     def _source(self, number: int) -> str:
-        return self._at.schema().find_column_name(number) or "?"
+        return self._handle.schema().find_column_name(number) or "?"
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         wanted = pa.schema([*self.schema(), *(field.with_nullable(True) for field in fields)])
-        with self._committing(), self._at.update_schema() as update:
+        with self._committing(), self._handle.update_schema() as update:
             update.union_by_name(wanted)
         self.load()
 
@@ -275,46 +281,47 @@ class IcebergFormat:
             yield
         except (CommitFailedException, ValidationException, SQLAlchemyError) as error:
             # A locked database is one of them. Whether it was taken in after all is looked for by its name.
-            raise Conflict(_words(error)) from error
+            raise CommitConflict(self._error_text(error)) from error
         except AvowError:
             raise
         except Exception as error:
             # Failed, or with an unknown outcome, in the words of any catalog: it is looked for by its name too.
-            raise SinkError(f"table {self.shown} did not take a commit: {_words(error)}") from error
-        remember(self._at)
+            raise SinkError(f"could not commit to table {self.shown}: {self._error_text(error)}") from error
 
     def _prepare_commit(self) -> None:
         """On this handle alone, until the commit is made: without the library's retries, and without the past, which
         has no part in it. The catalog applies the commit to what the table really has."""
-        metadata = self._at.metadata
+        metadata = self._handle.metadata
         properties = {**metadata.properties, "commit.retry.num-retries": "0"}
-        self._at.metadata = metadata.model_copy(update={"properties": properties, **without_past(metadata)})
+        self._handle.metadata = without_history(metadata).model_copy(update={"properties": properties})
 
     @contextmanager
-    def _transaction(self, book: Book, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
+    def _transaction(self, snapshot: LedgerSnapshot, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
         """A transaction with the ledger in it, and what its snapshots are to say."""
-        number = self._told().get("number", 0) + 1
-        said = {"avow.commit": name, "avow.pipeline": self._pipeline, "avow.number": str(number)}
-        with self._committing(), Changes(self._at) as transaction:
-            transaction.set_properties({self._property: json.dumps({"number": number, "book": books.to_json(book)})})
-            yield transaction, said
+        number = self._stored_ledger().get("number", 0) + 1
+        summary = {"avow.commit": name, "avow.pipeline": self._pipeline, "avow.number": str(number)}
+        with self._committing(), CachedTransaction(self._handle) as transaction:
+            transaction.set_properties(
+                {self._property: json.dumps({"number": number, "book": ledger_snapshot.to_json(snapshot)})}
+            )
+            yield transaction, summary
 
-    def commit(self, book: Book, files: Sequence[DataFile], name: str) -> None:
-        self._append(book, [self._described(file) for file in files], name)
+    def commit(self, snapshot: LedgerSnapshot, files: Sequence[DataFile], name: str) -> None:
+        self._append(snapshot, [self._iceberg_file(file) for file in files], name)
 
-    def _append(self, book: Book, made: Sequence[IcebergFile], name: str) -> None:
+    def _append(self, snapshot: LedgerSnapshot, made: Sequence[IcebergFile], name: str) -> None:
         with (
-            self._transaction(book, name) as (transaction, said),
-            transaction.update_snapshot(snapshot_properties=said).merge_append() as append,
+            self._transaction(snapshot, name) as (transaction, summary),
+            transaction.update_snapshot(snapshot_properties=summary).merge_append() as append,
         ):
             for file in made:
                 append.append_data_file(file)
 
-    def _described(self, file: DataFile, partition: Record | None = None) -> IcebergFile:
-        schema = self._at.schema()
+    def _iceberg_file(self, file: DataFile, partition: Record | None = None) -> IcebergFile:
+        schema = self._handle.schema()
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=file.metadata(),
-            stats_columns=compute_statistics_plan(schema, self._at.properties),
+            stats_columns=compute_statistics_plan(schema, self._handle.properties),
             parquet_column_mapping=parquet_path_to_id_mapping(schema),
         )
         value = (file.partition - date(1970, 1, 1)).days if isinstance(file.partition, date) else file.partition
@@ -322,37 +329,37 @@ class IcebergFormat:
             content=DataFileContent.DATA,
             file_path=f"{self.data.url}/{file.name}",
             file_format=FileFormat.PARQUET,
-            partition=partition or (Record(value) if self._at.spec().fields else Record()),
+            partition=partition or (Record(value) if self._handle.spec().fields else Record()),
             file_size_in_bytes=file.size,
             sort_order_id=None,
-            spec_id=self._at.metadata.default_spec_id,
+            spec_id=self._handle.metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
             **statistics.to_serialized_dict(),
         )
 
-    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
+    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Lineage, snapshot: LedgerSnapshot, name: str) -> None:
         """By copying: a file with a row that is replaced or deleted gives way to one without it, in one snapshot."""
         schema = self._own_schema()
         writers: dict[Any, FileWriter] = {}
         gone: list[IcebergFile] = []
         known: list[pa.ChunkedArray] = []
         with self._errors("cannot be read"):
-            for file in self._files(self._at.scan(row_filter=_span(rows[key[0]], key[0]))):
-                there = self._read([file], schema)
-                met = merging.meet(there.to_table(columns=[*key, *lineage]), rows, key, lineage)
-                known.append(met.known)
-                if len(met.rows):
+            for file in self._files(self._handle.scan(row_filter=_span(rows[key[0]], key[0]))):
+                existing = self._read([file], schema)
+                matches = merging.match_keys(existing.to_table(columns=[*key, *lineage]), rows, key, lineage)
+                known.append(matches.known)
+                if len(matches.rows):
                     gone.append(file)
-                    self._write(merging.successor(there.to_table(), rows, met), schema, writers, book.newest)
-            self._write(merging.fresh(rows, known, schema), schema, writers, book.newest)
-            made = [self._described(file) for writer in writers.values() for file in writer.close()]
+                    self._write(merging.successor(existing.to_table(), rows, matches), schema, writers, snapshot.newest)
+            self._write(merging.fresh(rows, known, schema), schema, writers, snapshot.newest)
+            made = [self._iceberg_file(file) for writer in writers.values() for file in writer.close()]
         if not gone:
-            self._append(book, made, name)
+            self._append(snapshot, made, name)
             return
         with (
-            self._transaction(book, name) as (transaction, said),
-            transaction.update_snapshot(snapshot_properties=said).overwrite() as exchange,
+            self._transaction(snapshot, name) as (transaction, summary),
+            transaction.update_snapshot(snapshot_properties=summary).overwrite() as exchange,
         ):
             for file in gone:
                 exchange.delete_data_file(file)
@@ -368,7 +375,7 @@ class IcebergFormat:
                 writers[value].write(batch)
 
     def _parts(self, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
-        for by in self._at.spec().fields:  # one, or none
+        for by in self._handle.spec().fields:  # one, or none
             values = rows[self._source(by.source_id)]
             if isinstance(by.transform, DayTransform):
                 values = values.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
@@ -379,26 +386,26 @@ class IcebergFormat:
         if rows.num_rows:
             yield None, rows
 
-    def remove(self, chosen: Chosen, book: Book, name: str) -> None:
-        if not self._has_rows(chosen):
-            self.commit(book, [], name)
+    def remove(self, row_filter: RowFilter, snapshot: LedgerSnapshot, name: str) -> None:
+        if not self._has_rows(row_filter):
+            self.commit(snapshot, [], name)
             return
-        with self._transaction(book, name) as (transaction, said):
-            transaction.delete(predicate(chosen), said)
+        with self._transaction(snapshot, name) as (transaction, summary):
+            transaction.delete(row_filter.predicate(), summary)
 
-    def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
-        rows = self.rows(None, chosen)
+    def mark(self, row_filter: RowFilter, redrive: int | None, snapshot: LedgerSnapshot, name: str) -> None:
+        rows = self.rows(None, row_filter)
         if not rows.num_rows:
-            self.commit(book, [], name)
+            self.commit(snapshot, [], name)
             return
         at = rows.schema.get_field_index("redrive")
         marks = pa.array([redrive] * rows.num_rows, pa.int64())
-        with self._transaction(book, name) as (transaction, said):
-            transaction.delete(predicate(chosen), said)
-            transaction.append(rows.set_column(at, rows.schema.field(at), marks), said)
+        with self._transaction(snapshot, name) as (transaction, summary):
+            transaction.delete(row_filter.predicate(), summary)
+            transaction.append(rows.set_column(at, rows.schema.field(at), marks), summary)
 
-    def landed(self, name: str) -> bool:
-        newest = self._at.metadata.snapshots[-1_000:]
+    def has_commit(self, name: str) -> bool:
+        newest = self._handle.metadata.snapshots[-1_000:]
         return any(s.summary is not None and s.summary.additional_properties.get("avow.commit") == name for s in newest)
 
     # Reading. Not by pyiceberg's own reader, which gives a null list as an empty one (0.12).
@@ -407,58 +414,46 @@ class IcebergFormat:
         for task in scan.plan_files():
             if task.delete_files:
                 raise SinkError(
-                    f"table {self.shown} has delete files of another writer", advice="Compact it: rewrite_data_files."
+                    f"table {self.shown} has delete files of another writer",
+                    advice="Compact it with Spark's rewrite_data_files.",
                 )
             yield task.file
 
-    def _read(self, files: Iterable[IcebergFile], schema: pa.Schema) -> ds.Dataset | ById:
+    def _read(self, files: Iterable[IcebergFile], schema: pa.Schema) -> ds.Dataset | FieldIdDataset:
         paths = [path_of(file.file_path) for file in files]
-        if self._renamed():
-            return ById(self.data.filesystem, paths, self.file_schema(schema))
+        if self._has_renamed_columns():
+            return FieldIdDataset(self.data.filesystem, paths, self.file_schema(schema))
         return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
 
     def _plain_schema(self) -> pa.Schema:
-        return pa.schema([one.with_type(_small(one.type)) for one in self.schema()])
+        return pa.schema([field.with_type(_small(field.type)) for field in self.schema()])
 
     def _own_schema(self) -> pa.Schema:
         """All of its columns, as files have them."""
         return self.file_schema(self._plain_schema())
 
-    def _dataset(self, chosen: Chosen | None) -> ds.Dataset | ById:
-        scan = self._at.scan() if chosen is None else self._at.scan(row_filter=predicate(chosen))
+    def _dataset(self, row_filter: RowFilter | None) -> ds.Dataset | FieldIdDataset:
+        scan = self._handle.scan() if row_filter is None else self._handle.scan(row_filter=row_filter.predicate())
         return self._read(self._files(scan), self._plain_schema())
 
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
         with self._errors("cannot be read"):
             first = among(key[0], wanted[key[0]].unique())
-            found = self._dataset(None).to_table(columns=list(key), filter=first)
-        return same_keys(found, wanted, key)
-
-    def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:
-        with self._errors("cannot be read"):
-            return self._dataset(chosen).to_table(
-                columns=None if columns is None else list(columns),
-                filter=None if chosen is None else expression(chosen),
-            )
-
-    def batches(self, columns: Sequence[str], chosen: Chosen | None = None) -> Iterator[pa.RecordBatch]:
-        with self._errors("cannot be read"):
-            yield from self._dataset(chosen).to_batches(
-                columns=list(columns), filter=None if chosen is None else expression(chosen)
-            )
+            rows = self._dataset(None).to_table(columns=list(key), filter=first)
+        return same_keys(rows, wanted, key)
 
     def spans(self, column: str) -> list[tuple[int, int]]:
-        number = self._at.schema().find_field(column).field_id
-        found = []
+        number = self._handle.schema().find_field(column).field_id
+        spans = []
         for file in self._planned():
-            bounds = [(given or {}).get(number) for given in (file.lower_bounds, file.upper_bounds)]
+            bounds = [(by_id or {}).get(number) for by_id in (file.lower_bounds, file.upper_bounds)]
             low, high = (None if bound is None else struct.unpack("<q", bound)[0] for bound in bounds)
-            found.append((0, _OFFSET_MAX) if low is None or high is None else (low, high))
-        return found
+            spans.append((0, _OFFSET_MAX) if low is None or high is None else (low, high))
+        return spans
 
-    def _has_rows(self, chosen: Chosen) -> bool:
+    def _has_rows(self, row_filter: RowFilter) -> bool:
         with self._errors("cannot be read"):
-            return bool(self._dataset(chosen).head(1, filter=expression(chosen)).num_rows)
+            return bool(self._dataset(row_filter).head(1, filter=row_filter.expression()).num_rows)
 
     def file_count(self) -> int:
         return len(self._planned())
@@ -466,36 +461,36 @@ class IcebergFormat:
     def _planned(self) -> list[IcebergFile]:
         """Every data file, whatever belongs to it."""
         with self._errors("cannot be read"):
-            return [task.file for task in self._at.scan().plan_files()]
+            return [task.file for task in self._handle.scan().plan_files()]
 
     def compact(self, pipeline: str, target: int) -> None:
         """pyiceberg has none: files are read, sorted and written anew, and exchanged in one snapshot."""
         by_partition: dict[tuple[Any, ...], list[IcebergFile]] = {}
-        for file in self._files(self._at.scan()):
-            if file.file_size_in_bytes < target // 2 and file.spec_id == self._at.metadata.default_spec_id:
+        for file in self._files(self._handle.scan()):
+            if file.file_size_in_bytes < target // 2 and file.spec_id == self._handle.metadata.default_spec_id:
                 by_partition.setdefault(tuple(file.partition[n] for n in range(len(file.partition))), []).append(file)
         for value, files in by_partition.items():
             for group in _groups(files, target):
-                self._exchange(pipeline, value, group, target)
+                self._replace_files(pipeline, value, group, target)
 
-    def _exchange(self, pipeline: str, value: tuple[Any, ...], files: Sequence[IcebergFile], target: int) -> None:
+    def _replace_files(self, pipeline: str, value: tuple[Any, ...], files: Sequence[IcebergFile], target: int) -> None:
         """Others may commit first. What is written is written: it goes in as soon as they leave room, unless they have
         changed one of these very files."""
-        schema, run = self._own_schema(), self.book().newest
+        schema, run = self._own_schema(), self.ledger().newest
         writer = FileWriter(self.data, schema, (pipeline, run), target)
         with self._errors("cannot be read"):
             for batch in self._read(files, schema).to_table().to_batches():
                 writer.write(batch)
-        made = [self._described(file, Record(*value)) for file in writer.close()]
+        made = [self._iceberg_file(file, Record(*value)) for file in writer.close()]
         if sum(file.record_count for file in made) != sum(file.record_count for file in files):
-            raise ProtocolViolation(f"compaction of {self.shown} has lost or doubled rows, and was not committed")
-        for attempt in range(EXCHANGES_MAX):
-            if self.book().newest != run or not self._has(files):
-                raise Conflict("files that were to be merged have been changed, or a run has begun")
+            raise ProtocolViolation(f"compaction of {self.shown} would lose or duplicate rows, and was not committed")
+        for pause in random_pauses(PAUSE_S, 10 * PAUSE_S, EXCHANGES_MAX + 1):
+            if self.ledger().newest != run or not self._has(files):
+                raise CommitConflict("files to be merged were changed, or a run started")
             try:
                 with (
                     self._committing(),
-                    Changes(self._at) as transaction,
+                    CachedTransaction(self._handle) as transaction,
                     transaction.update_snapshot().overwrite() as exchange,
                 ):
                     for file in files:
@@ -503,33 +498,29 @@ class IcebergFormat:
                     for file in made:
                         exchange.append_data_file(file)
                 return
-            except Conflict:
-                time.sleep(PAUSE_S * random.random() * min(attempt + 1, 10))
+            except CommitConflict:
+                time.sleep(pause)
                 self.load()
         raise SinkError(
-            f"others changed table {self.shown} {EXCHANGES_MAX} times before us",
-            advice="Nothing is lost. Compact when less is written, or raise batch.interval.",
+            f"gave up after {EXCHANGES_MAX} commit conflicts on table {self.shown}",
+            advice="Nothing is lost. Compact when the pipeline writes less, or raise batch.interval.",
         )
 
     def _has(self, files: Sequence[IcebergFile]) -> bool:
         """Whether they are all in this version: whole, and put as the table puts its files now."""
         wanted = {file.file_path for file in files}
-        whole = {task.file.file_path for task in self._at.scan().plan_files() if not task.delete_files}
-        return wanted <= whole and all(file.spec_id == self._at.metadata.default_spec_id for file in files)
+        whole = {task.file.file_path for task in self._handle.scan().plan_files() if not task.delete_files}
+        return wanted <= whole and all(file.spec_id == self._handle.metadata.default_spec_id for file in files)
 
     def referenced(self) -> set[str]:
         """The files of every snapshot that has not expired."""
         names = set()
         with self._errors("cannot be read"):
-            for snapshot in self._at.metadata.snapshots:
-                for manifest in snapshot.manifests(self._at.io):
-                    for entry in manifest.fetch_manifest_entry(self._at.io, discard_deleted=False):
+            for snapshot in self._handle.metadata.snapshots:
+                for manifest in snapshot.manifests(self._handle.io):
+                    for entry in manifest.fetch_manifest_entry(self._handle.io, discard_deleted=False):
                         names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
         return names
-
-
-def _words(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _span(values: pa.ChunkedArray, column: str) -> BooleanExpression:
@@ -553,10 +544,10 @@ def _groups(files: Sequence[IcebergFile], target: int) -> Iterator[list[IcebergF
         yield group
 
 
-def _with_id(one: pa.Field, known: Any) -> pa.Field:
+def _with_id(field: pa.Field, known: Any) -> pa.Field:
     """An Arrow field with the ids of the Iceberg field that it is written for."""
     named = {"PARQUET:field_id": str(known.field_id)}
-    return pa.field(one.name, _typed(one.type, known.field_type), one.nullable, named)
+    return pa.field(field.name, _typed(field.type, known.field_type), field.nullable, named)
 
 
 def _typed(type_: pa.DataType, known: IcebergType) -> pa.DataType:
@@ -567,7 +558,7 @@ def _typed(type_: pa.DataType, known: IcebergType) -> pa.DataType:
             key = _with_id(pa.field("key", type_.key_type, nullable=False), known.key_field)
             return pa.map_(key, _with_id(pa.field("value", type_.item_type), known.value_field))
         case StructType():
-            return pa.struct([_with_id(one, known.field_by_name(one.name)) for one in type_.fields])
+            return pa.struct([_with_id(field, known.field_by_name(field.name)) for field in type_.fields])
     return type_
 
 
@@ -582,43 +573,46 @@ def _small(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_map(type_):
         return pa.map_(_small(type_.key_type), _small(type_.item_type))
     if pa.types.is_struct(type_):
-        return pa.struct([one.with_type(_small(one.type)) for one in type_.fields])
+        return pa.struct([field.with_type(_small(field.type)) for field in type_.fields])
     return type_
 
 
 def catalog_settings(sink: IcebergConfig) -> dict[str, str]:
     """As pyiceberg takes them. A warehouse without a catalog has its own: a SQLite file in the folder."""
-    given = revealed(sink.catalog)
-    if "uri" in given or "type" in given:
-        return given
-    if in_s3(given["warehouse"]):
+    settings = unwrap_secrets(sink.catalog)
+    if "uri" in settings or "type" in settings:
+        return settings
+    if in_s3(settings["warehouse"]):
         raise ConfigError(
-            "sink.catalog: a warehouse that is not a folder needs a catalog", advice="Give its type and its uri."
+            "sink.catalog: a warehouse that is not a local folder needs a catalog",
+            advice="Set type and uri of the catalog.",
         )
-    folder = Path(path_of(given["warehouse"])).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(path_of(settings["warehouse"])).absolute()
     local = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
-    return given | local
+    return settings | local
 
 
-def open_tables(pipeline: PipelineConfig) -> tuple[IcebergFormat, IcebergFormat]:
+def open_tables(pipeline: PipelineConfig) -> tuple[IcebergLakeTable, IcebergLakeTable]:
     """The table of rows, and that of dead letters beside it."""
     assert isinstance(pipeline.sink, IcebergConfig)
     sink, settings = pipeline.sink, catalog_settings(pipeline.sink)
     made: list[Catalog] = []
+    own = Path(settings["uri"].removeprefix("sqlite:///")) if "uri" not in sink.catalog and "uri" in settings else None
 
-    def catalog() -> Catalog:
+    def catalog(*, make: bool = False) -> Catalog:
+        if own is not None and not own.exists():
+            if not make:  # reading creates no file
+                raise NoSuchTableError(f"there is no catalog {own}")
+            own.parent.mkdir(parents=True, exist_ok=True)
         if not made:
             try:
-                made.append(load_catalog(settings.get("name", "default"), **settings))
+                made.append(open_catalog(settings))
             except (ArgumentError, ValueError, ImportError, NotInstalledError) as error:
-                raise ConfigError(
-                    f"sink.catalog: {error}", advice="See pyiceberg's own settings of catalogs."
-                ) from None
+                raise ConfigError(f"sink.catalog: {error}", advice="See pyiceberg's catalog settings.") from None
         return made[0]
 
-    rows, letters = (
-        IcebergFormat(catalog, settings, f"{sink.table}{suffix}", pipeline.name, sink.file_mb << 20)
+    rows, dead_letters = (
+        IcebergLakeTable(catalog, settings, f"{sink.table}{suffix}", pipeline.name, sink.file_mb << 20)
         for suffix in ("", "_dead_letters")
     )
-    return rows, letters
+    return rows, dead_letters

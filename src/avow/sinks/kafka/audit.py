@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,23 +28,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException
 
 from avow.errors import SinkError, TopicRecreated
 from avow.findings import Finding, Kind, Offsets, Span, Spans
+from avow.kafka.admin import several
 from avow.kafka.headers import headers_of
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
 from avow.schema import Field
 from avow.settings import PipelineConfig
+from avow.sinks.auditing import CONTENT, Contents, Known
 from avow.sinks.base import Selection
-from avow.sinks.kafka import letters as dead
-from avow.sinks.kafka import register
-from avow.sinks.kafka.clients import PATIENCE_S, Clients, as_ours, several
+from avow.sinks.kafka import dead_letters as dead
+from avow.sinks.kafka import start_records
+from avow.sinks.kafka.clients import PATIENCE_S, KafkaClients
 from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
-from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Mapper, output_topics, read_origin
-from avow.sinks.kafka.store import Store
-from avow.sinks.reading import CONTENT, Contents, Known
+from avow.sinks.kafka.driver import KafkaDriver
+from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, RecordMapper, output_topics, read_origin
 
 SHORT_BYTES = 40
 SPILL_ROWS = 50_000
@@ -53,55 +52,55 @@ COLUMNS = ("topic", "key", "value", "headers", "timestamp")
 UNMARKED = TopicPartition("", 0)  # where records stand that do not say which one they came from
 
 
-class KafkaReading:
+class KafkaAuditReader:
     """The output of one pipeline, up to where it ended at one moment."""
 
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
-        self._offset = pipeline.sink.lineage[2]
-        self._mapper = Mapper(pipeline)
-        self._clients = Clients(pipeline)
+        self._offset = pipeline.sink.lineage.offset
+        self._mapper = RecordMapper(pipeline)
+        self._clients = KafkaClients(pipeline)
         self._spill: _Spill | None = None
         self._moment = json.loads(snapshot) if snapshot else None
         self._joined = snapshot is not None
-        self._let_go: list[str] = []  # by the output, as far as it says
-        self._made_again = ""  # which topic is not the one that was written to
+        self._losses: list[str] = []  # by the output, as far as it says
+        self._recreated = ""  # which topic is not the one that was written to
         try:
-            self.snapshot = snapshot or self._look()
+            self.snapshot = snapshot or self._take_snapshot()
         except BaseException:
             self.__exit__()  # nobody else ends what was never entered
             raise
 
-    def _look(self) -> str:
+    def _take_snapshot(self) -> str:
         """Choose the moment: the ledger first, then everything that it counts is in the output."""
-        with Store(self._pipeline) as store:
-            self._kept = store.kept(stable=True)
+        with KafkaDriver(self._pipeline) as store:
+            self._stored = store.stored_entries(stable=True)
             ends = self._output_ends()
             try:
                 written_to = [*ends, dead_letter_topic(self._pipeline)]
-                self._clients.topic_ids(written_to, *(kept.topics for kept in self._kept.values()))
+                self._clients.topic_ids(written_to, *(stored.topics for stored in self._stored.values()))
             except TopicRecreated as error:
-                self._made_again = str(error)
+                self._recreated = str(error)
             folder = tempfile.mkdtemp(prefix="avow-audit-")
             self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
             self._spill = self._filled(Path(folder), ends)
-            self._let_go = [*self._forgetful(ends)]
-            after = store.kept(stable=True)
+            self._losses = [*self._retention_losses(ends)]
+            after = store.stored_entries(stable=True)
         claimed = {
-            str(where): (self._kept[where].entry.position if where in self._kept else kept.start, kept.entry.position)
-            for where, kept in after.items()
+            str(tp): (self._stored[tp].entry.position if tp in self._stored else stored.start, stored.entry.position)
+            for tp, stored in after.items()
         }
         self._moment["meanwhile"] = claimed
         return json.dumps(self._moment)
 
     def _output_ends(self) -> dict[str, dict[int, int]]:
         with Log(self._pipeline.source, self._pipeline.name) as log:
-            topics = output_topics(self._sink, {where.topic for where in log.partitions()})
+            topics = output_topics(self._sink, {tp.topic for tp in log.partitions()})
         return {topic: self._clients.settled_ends(topic) for topic in topics}
 
-    def _forgetful(self, ends: dict[str, dict[int, int]]) -> Iterator[str]:
+    def _retention_losses(self, ends: dict[str, dict[int, int]]) -> Iterator[str]:
         """Why the output may lack what was in it. Asked when it has been read: retention goes on meanwhile."""
         for topic in (*(topic for topic, parts in ends.items() if parts), dead_letter_topic(self._pipeline)):
             gone = {number: start for number, start in self._clients.starts(topic).items() if start > 0}
@@ -110,20 +109,24 @@ class KafkaReading:
             if topic in ends and self._clients.limits(topic).compacted:
                 yield f"{topic} is compacted"
 
-    def _claimed_meanwhile(self, where: TopicPartition, offsets: Offsets) -> npt.NDArray[np.bool_]:
+    def _claimed_meanwhile(self, tp: TopicPartition, offsets: Offsets) -> npt.NDArray[np.bool_]:
         assert self._moment is not None
-        begin, until = self._moment["meanwhile"].get(str(where), (0, 0))
+        begin, until = self._moment["meanwhile"].get(str(tp), (0, 0))
         within: npt.NDArray[np.bool_] = (offsets >= begin) & (offsets < until)
         return within
 
-    def _letters(self) -> dict[str, list[int]]:
-        found: defaultdict[str, list[int]] = defaultdict(list)
-        for letter, _ in dead.standing(self._clients, dead_letter_topic(self._pipeline), Selection()).values():
-            found[f"{letter.topic}/{letter.partition}"].append(letter.offset)
-        return {where: sorted(offsets) for where, offsets in found.items()}
+    def _dead_letter_offsets(self) -> dict[str, list[int]]:
+        by_partition: defaultdict[str, list[int]] = defaultdict(list)
+        for dead_letter, _ in dead.current_dead_letters(
+            self._clients, dead_letter_topic(self._pipeline), Selection()
+        ).values():
+            by_partition[f"{dead_letter.topic}/{dead_letter.partition}"].append(dead_letter.offset)
+        return {tp: sorted(offsets) for tp, offsets in by_partition.items()}
 
     def _filled(self, folder: Path, ends: dict[str, dict[int, int]]) -> _Spill:
-        return _Spill.fill(_Writing(folder, marked=self._sink.origin), self._clients, ends, self._letters())
+        return _Spill.fill(
+            _SpillWriter(folder, marked=self._sink.origin), self._clients, ends, self._dead_letter_offsets()
+        )
 
     @property
     def _spilled(self) -> _Spill:
@@ -150,53 +153,53 @@ class KafkaReading:
             shutil.rmtree(own, ignore_errors=True)
 
     def known(self) -> dict[TopicPartition, Known]:
-        found = {}
-        for where, kept in self._kept.items():
-            claimed = kept.entry.position > kept.claimed_from
+        partitions = {}
+        for tp, stored in self._stored.items():
+            claimed = stored.entry.position > stored.claimed_from
             # Of the claims, Kafka keeps the last.
             starts, untils = (
-                np.array([n] if claimed else [], np.int64) for n in (kept.claimed_from, kept.entry.position)
+                np.array([n] if claimed else [], np.int64) for n in (stored.claimed_from, stored.entry.position)
             )
-            found[where] = Known(kept.entry, kept.start, starts, untils)
-        begun = register.read(self._clients, dead_letter_topic(self._pipeline))
-        lost = {where: began for where, began in begun.items() if where not in found}
+            partitions[tp] = Known(stored.entry, stored.start, starts, untils)
+        started = start_records.read(self._clients, dead_letter_topic(self._pipeline))
+        lost = {tp: start for tp, start in started.items() if tp not in partitions}
         self._refuse_lost(lost)
-        for where, began in lost.items():
+        for tp, start in lost.items():
             none = np.empty(0, np.int64)
-            found[where] = Known(Entry(began.start, began.topic_id, 0), began.start, none, none)
-        return found
+            partitions[tp] = Known(Entry(start.start, start.topic_id, 0), start.start, none, none)
+        return partitions
 
-    def _refuse_lost(self, lost: dict[TopicPartition, register.Began]) -> None:
+    def _refuse_lost(self, lost: dict[TopicPartition, start_records.StartRecord]) -> None:
         """Partitions that were begun and have no position: it was forgotten, and nobody can say what was claimed; or
-        their topic was made again, of which the rest of the audit tells; or they were begun just now."""
+        their topic was recreated, which the rest of the audit reports; or they were begun just now."""
         if not lost:
             return
         begun_since, _ = self._clients.positions(PATIENCE_S, lost)
         with Log(self._pipeline.source, self._pipeline.name) as log:
             ids = log.partitions()
-        for where in lost.keys() & ids.keys() - begun_since.keys():
-            why = register.lost(where, lost[where], ids[where])
+        for tp in lost.keys() & ids.keys() - begun_since.keys():
+            why = start_records.lost(tp, lost[tp], ids[tp])
             if not isinstance(why, TopicRecreated):
                 raise SinkError(str(why), advice=why.advice)
 
-    def letters(self, where: TopicPartition) -> Offsets:
-        offsets = np.array(self._spilled.letters.get(str(where), []), np.int64)
-        return offsets[~self._claimed_meanwhile(where, offsets)]
+    def dead_letters(self, tp: TopicPartition) -> Offsets:
+        offsets = np.array(self._spilled.dead_letters.get(str(tp), []), np.int64)
+        return offsets[~self._claimed_meanwhile(tp, offsets)]
 
     def row_counts(self) -> dict[TopicPartition, int]:
         return self._spilled.counts
 
-    def rows_below(self, where: TopicPartition, offset: int) -> int:
-        return int((self._spilled.table(where)["offset"].to_numpy() < offset).sum())
+    def rows_below(self, tp: TopicPartition, offset: int) -> int:
+        return int((self._spilled.table(tp)["offset"].to_numpy() < offset).sum())
 
-    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
-        found = self._spilled.table(where)
-        offsets = found["offset"].to_numpy()
-        wanted = np.flatnonzero((offsets >= start) & ~self._claimed_meanwhile(where, offsets))
+    def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        rows = self._spilled.table(tp)
+        offsets = rows["offset"].to_numpy()
+        wanted = np.flatnonzero((offsets >= start) & ~self._claimed_meanwhile(tp, offsets))
         order = wanted[np.argsort(offsets[wanted], kind="stable")]
-        found = found.take(pa.array(order)).select(["offset", *COLUMNS])
-        found = found.rename_columns([self._offset, *COLUMNS]).select(list(columns))
-        yield from found.combine_chunks().to_batches(max_chunksize=SPILL_ROWS)
+        rows = rows.take(pa.array(order)).select(["offset", *COLUMNS])
+        rows = rows.rename_columns([self._offset, *COLUMNS]).select(list(columns))
+        yield from rows.combine_chunks().to_batches(max_chunksize=SPILL_ROWS)
 
     def columns(self, payload: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
         timed = self._sink.timestamps == "keep" and not self._spilled.stamped
@@ -206,73 +209,73 @@ class KafkaReading:
         """What the records in the output should be. Those that are refused are dead letters, and are not due."""
         messages = self._mapper.messages(due)
         columns = [
-            pa.array(messages.topics, pa.string()),
-            pa.array([_short(key) for key in messages.keys], pa.binary()),
-            pa.array([_short(value) for value in messages.values], pa.binary()),
-            pa.array([_spelled(headers, marked=self._sink.origin) for headers in messages.headers], pa.string()),
-            pa.array([stamp or None for stamp in messages.timestamps_ms], pa.int64()),
+            pa.array(messages.topic_list(), pa.string()),
+            pa.array([_short(key) for key in messages.keys.to_pylist()], pa.binary()),
+            pa.array([_short(value) for value in messages.values.to_pylist()], pa.binary()),
+            pa.array([_spelled(headers, marked=self._sink.origin) for headers in messages.header_lists()], pa.string()),
+            pa.array(messages.timestamps_ms, mask=messages.timestamps_ms == 0),
             due.column(self._offset),
         ]
         return pa.RecordBatch.from_arrays(columns, names=[*COLUMNS, self._offset])
 
-    def comparable(self, due: pa.RecordBatch, there: pa.RecordBatch) -> pa.RecordBatch:
+    def comparable(self, due: pa.RecordBatch, stored: pa.RecordBatch) -> pa.RecordBatch:
         """A record without a timestamp got the producer's: whatever that is, it is right."""
         none = due.column(self._offset).filter(due.column("timestamp").is_null())
-        if "timestamp" not in there.schema.names or not len(none):
-            return there
-        at = there.schema.get_field_index("timestamp")
-        mine = pc.is_in(there.column(self._offset), value_set=none)
-        return there.set_column(at, "timestamp", pc.if_else(mine, pa.scalar(None, pa.int64()), there.column(at)))
+        if "timestamp" not in stored.schema.names or not len(none):
+            return stored
+        at = stored.schema.get_field_index("timestamp")
+        untimed = pc.is_in(stored.column(self._offset), value_set=none)
+        return stored.set_column(at, "timestamp", pc.if_else(untimed, pa.scalar(None, pa.int64()), stored.column(at)))
 
-    def lets_go(self) -> str:
-        return several(self._let_go)
+    def retention_reason(self) -> str:
+        return several(self._losses)
 
     def order_findings(self) -> Iterator[Finding]:
         """Records of one input partition stand in each output partition in the order of their offsets."""
         yield from self._other_topics()
-        for where in self._spilled.counts:
-            found = self._spilled.table(where)
-            if not found.num_rows:
+        for tp in self._spilled.counts:
+            rows = self._spilled.table(tp)
+            if not rows.num_rows:
                 continue
-            offsets, places = found["offset"].to_numpy(), found["place"].to_numpy()
-            late = found["redriven"].to_numpy(zero_copy_only=False)
+            offsets, places = rows["offset"].to_numpy(), rows["place"].to_numpy()
+            late = rows["redriven"].to_numpy(zero_copy_only=False)
             spans = Spans()
             wrong = [_out_of_order(offsets[(places == place) & ~late]) for place in np.unique(places)]
             spans.add(np.unique(np.concatenate(wrong)))
             if spans.count:
-                yield Finding(Kind.REORDERED, where.topic, where.partition, spans.joined(), spans.count)
+                yield Finding(Kind.REORDERED, tp.topic, tp.partition, spans.joined(), spans.count)
 
     def _other_topics(self) -> Iterator[Finding]:
         """What was claimed went into a topic that is no more."""
-        for where, kept in self._kept.items() if self._made_again else ():
-            span = Span(kept.start, kept.entry.position, kept.entry.position - kept.start)
+        for tp, stored in self._stored.items() if self._recreated else ():
+            span = Span(stored.start, stored.entry.position, stored.entry.position - stored.start)
             if span.count:
                 kind = Kind.TOPIC_RECREATED
-                yield Finding(kind, where.topic, where.partition, (span,), span.count, (), self._made_again)
+                yield Finding(kind, tp.topic, tp.partition, (span,), span.count, (), self._recreated)
 
     def contents(self) -> Contents | None:
         return None
 
     def notes(self) -> Iterator[str]:
-        if self._let_go:
-            yield f"The output lets records go (retention, compaction): {self.lets_go()}."
+        if self._losses:
+            yield f"Retention or compaction deletes records of the output: {self.retention_reason()}."
         if self._spilled.foreign:
-            yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: somebody else writes there too."
+            yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: another producer writes to it."
         if self._sink.timestamps == "now" or self._spilled.stamped:
-            yield "The output has timestamps of its own (sink.timestamps, or LogAppendTime), so they were not compared."
+            yield "Timestamps were not compared: the output has its own (sink.timestamps, or LogAppendTime)."
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002
         return frozenset()
 
 
-class KafkaUnmarked(KafkaReading):
+class KafkaUnmarkedAuditReader(KafkaAuditReader):
     """The same of records that do not say which one they came from (``sink.origin = false``): no row is known by its
     offset, and ``contents`` has all of them."""
 
     def row_counts(self) -> dict[TopicPartition, int]:
         return {}
 
-    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+    def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         return iter(())
 
     def columns(self, payload: Sequence[str]) -> tuple[str, ...]:  # noqa: ARG002
@@ -286,19 +289,19 @@ class KafkaUnmarked(KafkaReading):
         contents = _digests(super().stored(due).select(self._compared))
         return pa.RecordBatch.from_arrays([contents, due.column(self._offset)], names=[CONTENT, self._offset])
 
-    def comparable(self, due: pa.RecordBatch, there: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
-        return there
+    def comparable(self, due: pa.RecordBatch, stored: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
+        return stored
 
     def order_findings(self) -> Iterator[Finding]:
         return self._other_topics()
 
     def contents(self) -> Contents:
-        found = self._spilled.table(UNMARKED)
-        digests = [_digests(batch.select(self._compared)) for batch in found.to_batches()]
+        rows = self._spilled.table(UNMARKED)
+        digests = [_digests(batch.select(self._compared)) for batch in rows.to_batches()]
         return Contents(
             pa.chunked_array(digests, pa.int64()).to_numpy(),
-            found["place"].to_numpy().astype(np.int64),
-            found["redriven"].to_numpy(),
+            rows["place"].to_numpy().astype(np.int64),
+            rows["redriven"].to_numpy(),
         )
 
 
@@ -330,10 +333,10 @@ def _spelled(headers: Sequence[tuple[str, bytes | str | None]], *, marked: bool)
     names = [name for name, _ in headers]
     own = {len(names) - 1 - names[::-1].index(ORIGIN)} if marked and ORIGIN in names else set()
     own |= {number for number, name in enumerate(names) if name == REDRIVEN}
-    kept = [(name, value) for number, (name, value) in enumerate(headers) if number not in own]
-    if not kept:
+    stored = [(name, value) for number, (name, value) in enumerate(headers) if number not in own]
+    if not stored:
         return ""
-    text = json.dumps([(n, v.hex() if isinstance(v, bytes) else v and v.encode().hex()) for n, v in kept])
+    text = json.dumps([(n, v.hex() if isinstance(v, bytes) else v and v.encode().hex()) for n, v in stored])
     return hashlib.blake2b(text.encode(), digest_size=SHORT_BYTES // 2).hexdigest() if len(text) > SHORT_BYTES else text
 
 
@@ -351,32 +354,36 @@ class _Spill:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        told = json.loads((folder / "done").read_text())
-        self._files = {TopicPartition(t, p): name for t, p, name in told["files"]}
-        self.counts = {TopicPartition(t, p): count for t, p, count in told["counts"]}
-        self.letters: dict[str, list[int]] = told["letters"]
-        self.foreign: int = told["foreign"]
-        self.stamped: int = told["stamped"]  # records whose time is the broker's
+        summary = json.loads((folder / "done").read_text())
+        self._files = {TopicPartition(t, p): name for t, p, name in summary["files"]}
+        self.counts = {TopicPartition(t, p): count for t, p, count in summary["counts"]}
+        self.dead_letters: dict[str, list[int]] = summary["letters"]
+        self.foreign: int = summary["foreign"]
+        self.stamped: int = summary["stamped"]  # records whose time is the broker's
 
-    def table(self, where: TopicPartition) -> pa.Table:
-        if where not in self._files:
+    def table(self, tp: TopicPartition) -> pa.Table:
+        if tp not in self._files:
             return _SCHEMA.empty_table()
-        with pa.OSFile(str(self._folder / self._files[where])) as file:
+        with pa.OSFile(str(self._folder / self._files[tp])) as file:
             return pa.ipc.open_stream(file).read_all()
 
     @classmethod
     def fill(
-        cls, writing: _Writing, clients: Clients, ends: dict[str, dict[int, int]], letters: dict[str, list[int]]
+        cls,
+        writing: _SpillWriter,
+        clients: KafkaClients,
+        ends: dict[str, dict[int, int]],
+        dead_letters: dict[str, list[int]],
     ) -> _Spill:
-        places = {where: n for n, where in enumerate((t, p) for t, parts in ends.items() for p in parts)}
-        with as_ours("the reading of the output topics"):
-            for record in _records(clients, ends):
-                writing.add(record, places[str(record.topic()), int(record.partition() or 0)])
-        writing.close(letters)
+        partitions = {TopicPartition(topic, n): end for topic, parts in ends.items() for n, end in parts.items()}
+        places = {tp: number for number, tp in enumerate(partitions)}
+        for record in clients.records_between({}, partitions):
+            writing.add(record, places[TopicPartition(record.topic() or "", record.partition() or 0)])
+        writing.close(dead_letters)
         return cls(writing.folder)
 
 
-class _Writing:
+class _SpillWriter:
     """``marked``: records say which one they came from. If not, all of them go into one file."""
 
     def __init__(self, folder: Path, *, marked: bool) -> None:
@@ -390,76 +397,49 @@ class _Writing:
 
     def add(self, record: client.Message, place: int) -> None:
         headers = headers_of(record)
-        where, offset = UNMARKED, 0
+        tp, offset = UNMARKED, 0
         if self._marked:
-            said = next((value for name, value in reversed(headers) if name == ORIGIN), None)
-            origin = read_origin(said) if said is not None else None
+            header = next((value for name, value in reversed(headers) if name == ORIGIN), None)
+            origin = read_origin(header) if header is not None else None
             if origin is None:
                 self._foreign += 1
                 return
-            where, offset = TopicPartition(*origin[:2]), origin[2]
+            tp, offset = TopicPartition(*origin[:2]), origin[2]
         key, value = _bytes(record.key()), _bytes(record.value())
         redriven = any(name == REDRIVEN for name, _ in headers)
         kind, stamp = record.timestamp()
         self._stamped += kind == client.TIMESTAMP_LOG_APPEND_TIME
-        rows = self._rows[where]
+        rows = self._rows[tp]
         spelled = _spelled(headers, marked=self._marked)
         rows.append((offset, place, redriven, record.topic(), _short(key), _short(value), spelled, stamp))
-        self._counts[where] += 1
+        self._counts[tp] += 1
         if len(rows) >= SPILL_ROWS:
-            self._write(where)
+            self._write(tp)
 
-    def _write(self, where: TopicPartition) -> None:
-        if where not in self._files:
+    def _write(self, tp: TopicPartition) -> None:
+        if tp not in self._files:
             name = f"{len(self._files)}.arrow"
             file = pa.OSFile(str(self.folder / name), "wb")
-            self._files[where] = (name, file, pa.ipc.new_stream(file, _SCHEMA))
-        columns = zip(*self._rows.pop(where), strict=True)
+            self._files[tp] = (name, file, pa.ipc.new_stream(file, _SCHEMA))
+        columns = zip(*self._rows.pop(tp), strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
-        self._files[where][2].write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+        self._files[tp][2].write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
 
-    def close(self, letters: dict[str, list[int]]) -> None:
-        for where in list(self._rows):
-            self._write(where)
+    def close(self, dead_letters: dict[str, list[int]]) -> None:
+        for tp in list(self._rows):
+            self._write(tp)
         for _, file, writer in self._files.values():
             writer.close()
             file.close()
-        told = {
-            "files": [(where.topic, where.partition, name) for where, (name, _, _) in self._files.items()],
-            "counts": [(where.topic, where.partition, count) for where, count in self._counts.items()],
-            "letters": letters,
+        summary = {
+            "files": [(tp.topic, tp.partition, name) for tp, (name, _, _) in self._files.items()],
+            "counts": [(tp.topic, tp.partition, count) for tp, count in self._counts.items()],
+            "letters": dead_letters,
             "foreign": self._foreign,
             "stamped": self._stamped,
         }
-        (self.folder / "done").write_text(json.dumps(told))
+        (self.folder / "done").write_text(json.dumps(summary))
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
-
-
-def _records(clients: Clients, ends: dict[str, dict[int, int]]) -> Iterator[client.Message]:
-    """Committed records of these topics, up to these offsets."""
-    left = {(topic, number) for topic, parts in ends.items() for number, end in parts.items() if end}
-    reader = clients.output_reader()
-    try:
-        reader.assign([client.TopicPartition(topic, number, client.OFFSET_BEGINNING) for topic, number in left])
-        heard = time.monotonic()
-        while left:
-            for record in reader.consume(10_000, 0.2):
-                heard = time.monotonic()
-                where = (str(record.topic()), int(record.partition() or 0))
-                error = record.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                if where not in left:
-                    continue
-                # A leader that is new, or a follower that is late, may say that the partition ends before this.
-                if (record.offset() or 0) >= ends[where[0]][where[1]]:
-                    left.discard(where)
-                elif error is None:
-                    yield record
-            if time.monotonic() - heard > PATIENCE_S:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    finally:
-        reader.close()

@@ -18,20 +18,20 @@ from avow.settings.values import client_settings, not_owned, refuse
 
 # Settings of the producers that are avow's own, each with the reason.
 _OWNED_PRODUCER = {
-    "bootstrap.servers": "it is sink.brokers",
-    "metadata.broker.list": "it is sink.brokers",
-    "group.id": "it is the pipeline's name",
-    "message.max.bytes": "what the output topics take decides it",
-    "delivery.report.only.error": "avow counts what was not delivered",
-    "partitioner": "keys go where a Java producer would put them",
-    "max.in.flight": "the order of records rests on it",
-    "max.in.flight.requests.per.connection": "the order of records rests on it",
+    "bootstrap.servers": "set sink.brokers instead",
+    "metadata.broker.list": "set sink.brokers instead",
+    "group.id": "the pipeline's name is the group id",
+    "message.max.bytes": "the output topics' max.message.bytes sets it",
+    "delivery.report.only.error": "avow needs every delivery report",
+    "partitioner": "avow partitions keys as the Java producer does",
+    "max.in.flight": "the order of records depends on it",
+    "max.in.flight.requests.per.connection": "the order of records depends on it",
     "isolation.level": "only committed records are read",
-    "interceptor.classes": "an interceptor could change or drop records unseen",
-    "transactional.id": "avow names its own transactions",
-    "enable.idempotence": "the guarantee decides it",
-    "acks": "the guarantee decides it",
-    "request.required.acks": "the guarantee decides it",
+    "interceptor.classes": "an interceptor could change or drop records unnoticed",
+    "transactional.id": "avow sets it for each partition",
+    "enable.idempotence": "the guarantee sets it",
+    "acks": "the guarantee sets it",
+    "request.required.acks": "the guarantee sets it",
 }
 
 
@@ -44,14 +44,14 @@ def topic_template(value: str) -> str:
     try:
         parts = list(Formatter().parse(value))
     except ValueError:
-        refuse("has a brace without its partner", "a topic's name, or a template such as orders-{region}")
+        refuse("has an unbalanced brace", "a topic name, or a template such as orders-{region}")
     for text, name, spec, conversion in parts:
         if name is not None and (not name or spec or conversion or re.search(r"[.\[\]]", name)):
-            refuse(f"{{{name}}} names no column", "braces around a column's name and nothing else")
+            refuse(f"{{{name}}} is not a column name", "a column name in braces")
         if re.search(r"[^a-zA-Z0-9._-]", text):
-            refuse("is not a topic's name", "1 to 249 letters, digits, . _ and -, and columns in braces")
+            refuse("is not a topic name", "1 to 249 letters, digits, . _ and -, and columns in braces")
     if not 1 <= len(value) <= 249 or value in (".", ".."):
-        refuse("is not a topic's name", "1 to 249 letters, digits, . _ and -")
+        refuse("is not a topic name", "1 to 249 letters, digits, . _ and -")
     return value
 
 
@@ -63,9 +63,9 @@ class KafkaConfig(SinkConfig):
 
     kind: Literal["kafka"] = Field(description='"kafka"')
     topic: Annotated[str, AfterValidator(topic_template)] = Field(
-        description="a topic's name, or a template of columns such as orders-{region}"
+        description="a topic name, or a template with columns such as orders-{region}"
     )
-    routes: tuple[TopicName, ...] = Field((), description="the topics that a template may name")
+    routes: tuple[TopicName, ...] = Field((), description="the topics that a template may produce")
     brokers: Annotated[str, AfterValidator(broker_list)] | None = Field(
         None, description="host:port of another cluster; without it, the source's"
     )
@@ -74,7 +74,7 @@ class KafkaConfig(SinkConfig):
     headers: Literal["keep", "drop"] = Field("keep", description='"keep" or "drop"')
     timestamps: Literal["keep", "now"] = Field("keep", description='"keep" or "now"')
     origin: StrictBool = Field(True, description="true or false")
-    dead_letter_topic: TopicName | None = Field(None, description="a topic's name")
+    dead_letter_topic: TopicName | None = Field(None, description="a topic name")
     kafka: Annotated[ClientSettings, BeforeValidator(producer_settings)] = Field(
         {}, description="a table of Kafka producer settings"
     )
@@ -90,15 +90,15 @@ class KafkaConfig(SinkConfig):
 
     @model_validator(mode="after")
     def _check_route(self) -> Self:
-        columns = [name for name in self.routed_by if name != self.lineage[0]]
+        columns = [name for name in self.routed_by if name != self.lineage.topic]
         if columns and not self.routes:
             refuse(
                 f"is missing: the topic depends on {', '.join(columns)}",
-                "every topic that records may go to; what names another is a dead letter",
+                "a list of every topic that records may go to; any other makes its record a dead letter",
                 "routes",
             )
         if self.routes and not columns:
-            refuse("is for a topic that depends on columns", "routes only with a template in sink.topic", "routes")
+            refuse("is set, but sink.topic is not a template", "routes only with a template in sink.topic", "routes")
         return self
 
     def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:
@@ -116,7 +116,7 @@ class KafkaConfig(SinkConfig):
         for topic in sorted({*declared_outputs(pipeline), dead_letter_topic(pipeline)}):
             if topic in pipeline.source.topics or (pattern is not None and re.fullmatch(pattern, topic)):
                 yield Problem(
-                    ("sink", "topic"), f"{topic!r} is read by this pipeline too", "another topic than the source's"
+                    ("sink", "topic"), f"{topic!r} is also read by this pipeline", "another topic than the source's"
                 )
 
 
@@ -141,4 +141,4 @@ def declared_outputs(pipeline: PipelineConfig) -> frozenset[str]:
         return frozenset(sink.routes)
     if not sink.routed_by:
         return frozenset({sink.topic})
-    return frozenset(sink.topic.format_map({sink.lineage[0]: topic}) for topic in pipeline.source.topics)
+    return frozenset(sink.topic.format_map({sink.lineage.topic: topic}) for topic in pipeline.source.topics)

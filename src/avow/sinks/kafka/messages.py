@@ -11,19 +11,21 @@ Owns: that mapping. Must not know: clients, transactions. Its neighbours are ``t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.errors import ConfigError
+from avow.kafka.batches import HEADERS
 from avow.kafka.headers import CHECKSUM
 from avow.settings import PipelineConfig
 from avow.sinks import json as as_json
-from avow.sinks.kafka.clients import Limits
+from avow.sinks.kafka.clients import TopicLimits
 from avow.sinks.kafka.config import KafkaConfig
 
 ORIGIN = "avow-origin"  # the header that carries a record's identity: topic/partition/offset
@@ -34,25 +36,75 @@ Headers = list[tuple[str, bytes | str | None]]
 FRAMING_BYTES = 128
 HEADER_FRAMING_BYTES = 16
 CLOCKS_APART_MS = 10_000  # ours and the broker's
+_POWERS_OF_TEN = 10 ** np.arange(1, 19, dtype=np.int64)
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """The text of each record's origin: a prefix that they share, and the offset."""
+
+    prefix: str
+    offsets: Numbers
 
 
 @dataclass(slots=True)
 class Messages:
-    """Output records, each a place in every list."""
+    """Output records as columns, a place in each."""
 
-    topics: list[str | None]  # None: refused
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    headers: list[Headers]
-    timestamps_ms: list[int]  # 0: the producer's own time
+    topics: list[str]
+    routes: npt.NDArray[np.int32]  # which of the topics; -1: none, and the record is refused
+    keys: pa.Array  # bytes
+    values: pa.Array  # bytes
+    headers: pa.Array  # HEADERS, as they came with the record
+    timestamps_ms: Numbers  # 0: the producer's own time
+    # Headers of ours, after those:
+    redriven: bool = False
+    origins: Origins | None = None
     refused: dict[int, str] = field(default_factory=dict)  # row -> why
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether any came with a record."""
+        return bool(self.headers.null_count < len(self.headers))
+
+    def topic_list(self) -> list[str | None]:
+        return [self.topics[route] if route >= 0 else None for route in self.routes.tolist()]
+
+    def header_lists(self) -> list[Headers]:
+        """All headers of each record."""
+        own: Headers = [(REDRIVEN, "1")] if self.redriven else []
+        lists = self.headers.to_pylist() if self.has_headers else [None] * len(self.headers)
+        if self.origins is None:
+            return [[*_pairs(pairs), *own] for pairs in lists]
+        prefix = self.origins.prefix
+        return [
+            [*_pairs(pairs), *own, (ORIGIN, f"{prefix}{offset}")] if pairs or own else [(ORIGIN, f"{prefix}{offset}")]
+            for offset, pairs in zip(self.origins.offsets.tolist(), lists, strict=True)
+        ]
+
+    def sizes(self) -> Numbers:
+        """Of each record what ``record_bytes`` says of one."""
+        sizes = _lengths(self.keys) + _lengths(self.values) + FRAMING_BYTES
+        if self.has_headers:
+            pairs, ends = self.headers.values, self.headers.offsets.to_numpy()
+            names, values = pc.utf8_length(pairs.field("key")).fill_null(0), _lengths(pairs.field("value"))
+            sums = _running(names.to_numpy() * 4 + values + HEADER_FRAMING_BYTES)
+            sizes += (sums[ends[1:]] - sums[ends[:-1]]) * self.headers.is_valid().to_numpy(zero_copy_only=False)
+        if self.redriven:
+            sizes += _headers_size([(REDRIVEN, "1")])
+        if self.origins is not None:
+            digits = np.searchsorted(_POWERS_OF_TEN, self.origins.offsets, side="right") + 1
+            sizes += _headers_size([(ORIGIN, self.origins.prefix)]) + digits
+        return sizes
 
 
 def output_topics(sink: KafkaConfig, source_topics: Iterable[str]) -> list[str]:
     """Every topic that rows may go to."""
     if sink.routes:
         return sorted(sink.routes)
-    return sorted({sink.topic.format_map({sink.lineage[0]: topic}) for topic in source_topics})
+    return sorted({sink.topic.format_map({sink.lineage.topic: topic}) for topic in source_topics})
 
 
 def origin(topic: str, partition: int, offset: int) -> str:
@@ -61,26 +113,24 @@ def origin(topic: str, partition: int, offset: int) -> str:
 
 def read_origin(text: bytes | str) -> tuple[str, int, int] | None:
     """Topic, partition and offset, or None if it is not such a text."""
-    said = text.decode(errors="replace") if isinstance(text, bytes) else text
-    topic, _, rest = said.partition("/")
+    origin_text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    topic, _, rest = origin_text.partition("/")
     partition, _, offset = rest.partition("/")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
         return None
     return topic, int(partition), int(offset)
 
 
-class Mapper:
+class RecordMapper:
     """Turns rows of one pipeline into output records."""
 
     def __init__(self, pipeline: PipelineConfig, *, redriven: bool = False) -> None:
         assert isinstance(pipeline.sink, KafkaConfig)
         self._sink = pipeline.sink
-        self._own: Headers = [(REDRIVEN, "1")] if redriven else []
+        self._redriven = redriven
         self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}
         self._carried = pipeline.carried
         self._routed = pipeline.sink.routed_by
-        # A value that is made here is not the one whose checksum came with the record.
-        self._dropped: frozenset[str] = frozenset() if self._untouched else frozenset({CHECKSUM})
 
     @property
     def _untouched(self) -> bool:
@@ -90,13 +140,16 @@ class Mapper:
     def messages(self, rows: pa.RecordBatch) -> Messages:
         """All of these rows. They are of one partition."""
         values, refused = self._values(rows)
-        topics, astray = self._topics(rows)
+        topics, routes, astray = self._topics(rows)
         return Messages(
             topics,
-            self._column(rows, self._sink.key_column or self._carried["key"]).to_pylist(),
-            values.to_pylist(),
+            routes,
+            self._column(rows, self._sink.key_column or self._carried["key"]),
+            values,
             self._headers(rows),
             self._timestamps(rows),
+            self._redriven,
+            self._origins(rows),
             refused | astray,
         )
 
@@ -125,88 +178,121 @@ class Mapper:
             )
         return column.cast(pa.binary())
 
-    def _topics(self, rows: pa.RecordBatch) -> tuple[list[str | None], dict[int, str]]:
+    def _topics(self, rows: pa.RecordBatch) -> tuple[list[str], npt.NDArray[np.int32], dict[int, str]]:
         if not self._routed:
-            return [self._sink.topic] * rows.num_rows, {}
-        template, allowed = self._sink.topic, frozenset(self._sink.routes)
-        columns = [rows.column(name).to_pylist() for name in self._routed]
-        known: dict[tuple[Any, ...], str | None] = {}
-        topics: list[str | None] = []
-        refused: dict[int, str] = {}
-        for row, said in enumerate(zip(*columns, strict=True)):
-            if said not in known:
-                named = template.format_map(dict(zip(self._routed, said, strict=True)))
-                known[said] = named if None not in said and (not allowed or named in allowed) else None
-            if known[said] is None:
-                values = ", ".join(f"{name} = {value!r}" for name, value in zip(self._routed, said, strict=True))
-                refused[row] = f"no topic of sink.routes is meant: {values}"
-            topics.append(known[said])
-        return topics, refused
+            return [self._sink.topic], np.zeros(rows.num_rows, np.int32), {}
+        columns = [rows.column(name) for name in self._routed]
+        first, combinations = _combinations(columns)
+        topics: dict[str, int] = {}
+        routes, astray = [], []
+        for row in first.tolist():
+            by_name = dict(zip(self._routed, (column[row].as_py() for column in columns), strict=True))
+            topic = self._sink.topic.format_map(by_name)
+            permitted = None not in by_name.values() and (not self._sink.routes or topic in self._sink.routes)
+            routes.append(topics.setdefault(topic, len(topics)) if permitted else -1)
+            values = ", ".join(f"{name} = {value!r}" for name, value in by_name.items())
+            astray.append(f"no topic of sink.routes is meant: {values}")
+        of_rows = np.array(routes, np.int32)[combinations]
+        refused = {row: astray[combinations[row]] for row in np.flatnonzero(of_rows < 0).tolist()}
+        return list(topics), of_rows, refused
 
-    def _headers(self, rows: pa.RecordBatch) -> list[Headers]:
-        sink = self._sink
-        column = rows.column(self._carried["headers"])
-        kept: Sequence[list[dict[str, Any]] | None] = [None] * rows.num_rows
-        if sink.headers == "keep" and column.null_count < len(column):
-            kept = column.to_pylist()
-        if not sink.origin:
-            return [[*self._pairs(given), *self._own] for given in kept]
-        if not rows.num_rows:
-            return []
-        topic, partition, offset, _ = sink.lineage
-        before = origin(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py(), 0)[:-1]
-        offsets = rows.column(offset).to_pylist()
-        return [
-            [*self._pairs(given), *self._own, (ORIGIN, f"{before}{number}")]
-            if given or self._own
-            else [(ORIGIN, f"{before}{number}")]
-            for number, given in zip(offsets, kept, strict=True)
-        ]
+    def _headers(self, rows: pa.RecordBatch) -> pa.Array:
+        if self._sink.headers == "drop":
+            return pa.nulls(rows.num_rows, HEADERS)
+        name = self._carried["headers"]
+        headers = rows.column(name)
+        if headers.type != HEADERS:
+            try:
+                headers = headers.cast(HEADERS)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+                raise ConfigError(
+                    f"sink: column {name!r} is {headers.type}, and headers are a list of structs with key and value",
+                    advice="Cast it in the transform: the key is text, the value bytes.",
+                ) from None
+        # A value that is made here is not the one whose checksum came with the record.
+        return headers if self._untouched else _without(headers, CHECKSUM)
 
-    def _pairs(self, given: list[dict[str, Any]] | None) -> Headers:
-        return [(pair["key"], pair["value"]) for pair in given or () if pair["key"] not in self._dropped]
+    def _origins(self, rows: pa.RecordBatch) -> Origins | None:
+        if not self._sink.origin or not rows.num_rows:
+            return None
+        topic, partition, offset, _ = self._sink.lineage
+        prefix = origin(rows.column(topic)[0].as_py(), rows.column(partition)[0].as_py(), 0)[:-1]
+        return Origins(prefix, rows.column(offset).to_numpy())
 
-    def _timestamps(self, rows: pa.RecordBatch) -> list[int]:
+    def _timestamps(self, rows: pa.RecordBatch) -> Numbers:
         if self._sink.timestamps == "now":
-            return [0] * rows.num_rows
-        column = rows.column(self._sink.lineage[3]).cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+            return np.zeros(rows.num_rows, np.int64)
+        column = rows.column(self._sink.lineage.timestamp).cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
         # A record without a timestamp has -1; librdkafka takes 0 for "now".
-        return [0 if ms is None or ms < 0 else ms for ms in column.to_pylist()]
+        stamps: Numbers = np.maximum(column.fill_null(0).to_numpy(), 0)
+        return stamps
 
 
-def refuse_unfit(messages: Messages, limits: Mapping[str, Limits]) -> None:
+def _combinations(columns: list[pa.Array]) -> tuple[Numbers, Numbers]:
+    """Rows with the same values have the same number. Of each number the first row, of each row the number."""
+    numbers = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
+        _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
+    return first, numbers
+
+
+def _without(headers: pa.ListArray, name: str) -> pa.ListArray:
+    """Headers without those of a name."""
+    pairs = headers.values
+    kept = pc.fill_null(pc.not_equal(pairs.field("key"), name), True)
+    if pc.all(kept, min_count=0).as_py():
+        return headers
+    ends = _running(kept.to_numpy(zero_copy_only=False))[headers.offsets.to_numpy()]
+    ends = pa.array(ends.astype(np.int32))
+    return pa.ListArray.from_arrays(ends, pairs.filter(kept), type=HEADERS, mask=headers.is_null())
+
+
+def _pairs(pairs: list[dict[str, Any]] | None) -> Headers:
+    return [(pair["key"], pair["value"]) for pair in pairs or ()]
+
+
+def _running(values: npt.NDArray[Any]) -> Numbers:
+    """The sums of the first none, one, two and so on."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _lengths(column: pa.Array) -> Numbers:
+    """How many bytes; a null has none."""
+    lengths: Numbers = pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+    return lengths
+
+
+def refuse_unfit(messages: Messages, limits: Mapping[str, TopicLimits]) -> None:
     """Set aside what the topics would refuse. In a transaction one refused record would take all others with it."""
-    sizes = np.fromiter(map(_size, messages.keys), np.int64) + np.fromiter(map(_size, messages.values), np.int64)
     now_ms = time.time() * 1000
-    smallest = min(limit.message_bytes_max for limit in limits.values())
-    headers_bytes = 0 if not messages.headers else max(map(_headers_size, messages.headers))
-    stamps = messages.timestamps_ms
-    latest = now_ms + min(limit.after_max_ms for limit in limits.values()) - CLOCKS_APART_MS
-    earliest = now_ms - min(limit.before_max_ms for limit in limits.values()) + CLOCKS_APART_MS
-    in_size = not len(sizes) or int(sizes.max()) + headers_bytes + FRAMING_BYTES <= smallest
-    in_time = not stamps or (max(stamps) <= latest and min((s for s in stamps if s), default=now_ms) >= earliest)
-    keyed = not any(limit.compacted for limit in limits.values()) or None not in messages.keys
-    if in_size and in_time and keyed:
-        return
-    for row, topic in enumerate(messages.topics):
-        if topic is None or row in messages.refused:
-            continue
-        size = record_bytes(messages.keys[row], messages.values[row], messages.headers[row])
-        why = _why_not(messages.keys[row], size, stamps[row], now_ms, limits[topic])
-        if why:
-            messages.refused[row] = f"topic {topic}: {why}"
+    sizes, stamps, keyless = messages.sizes(), messages.timestamps_ms, messages.keys.is_null()
+    for route, topic in enumerate(messages.topics):
+        limit = limits[topic]
+        unfit = sizes > limit.message_bytes_max
+        unfit |= stamps > now_ms + limit.after_max_ms - CLOCKS_APART_MS
+        unfit |= (stamps > 0) & (stamps < now_ms - limit.before_max_ms + CLOCKS_APART_MS)
+        if limit.compacted:
+            unfit |= keyless.to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(unfit & (messages.routes == route)).tolist():
+            if row not in messages.refused:
+                why = _why_not(keyless[row].as_py(), int(sizes[row]), int(stamps[row]), now_ms, limit)
+                messages.refused[row] = f"topic {topic}: {why}"
 
 
-def _why_not(key: bytes | None, size: int, stamp: int, now_ms: float, limit: Limits) -> str:
-    if key is None and limit.compacted:
+def _why_not(keyless: bool, size: int, stamp: int, now_ms: float, limit: TopicLimits) -> str:
+    if keyless and limit.compacted:
         return f"it has no key, and a compacted topic takes none without (cleanup.policy is {limit.cleanup_policy})"
     if size > limit.message_bytes_max:
         return f"{size:,} bytes before compression, and max.message.bytes is {limit.message_bytes_max:,}"
-    if stamp and stamp > now_ms + limit.after_max_ms - CLOCKS_APART_MS:
+    if stamp > now_ms + limit.after_max_ms - CLOCKS_APART_MS:
         return f"the timestamp {stamp} lies too far ahead (message.timestamp.after.max.ms)"
-    if stamp and stamp < now_ms - limit.before_max_ms + CLOCKS_APART_MS:
-        return f"the timestamp {stamp} lies too far back (message.timestamp.before.max.ms)"
-    return ""
+    return f"the timestamp {stamp} lies too far back (message.timestamp.before.max.ms)"
 
 
 def record_bytes(key: bytes | str | None, value: bytes | None, headers: Headers) -> int:

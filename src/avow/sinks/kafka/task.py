@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
 from avow import ledger
 from avow.errors import PositionMoved, ProtocolViolation, SinkError, SourceError
@@ -24,43 +24,44 @@ from avow.kafka.connect import flushed
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import PipelineConfig
-from avow.sinks.base import DeadLetter, Move, Rows, Selection, Written, refuse_whole
+from avow.sinks.base import DeadLetter, LedgerUpdate, RowChanges, Selection, TaskSink, Written, refuse_whole
 from avow.sinks.kafka import clients as kafka_clients
-from avow.sinks.kafka import letters as dead
-from avow.sinks.kafka.clients import FENCED_PAUSE_S, PATIENCE_S, Clients, Producing, expect, failure, is_fenced
+from avow.sinks.kafka import dead_letters as dead
+from avow.sinks.kafka.clients import FENCED_PAUSE_S, PATIENCE_S, KafkaClients, PartitionProducer, expect, is_fenced
 from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
-from avow.sinks.kafka.entries import Kept
-from avow.sinks.kafka.messages import Mapper, output_topics, refuse_unfit
+from avow.sinks.kafka.entries import StoredEntry
+from avow.sinks.kafka.messages import RecordMapper, output_topics, refuse_unfit
+from avow.sinks.kafka.produce import send, send_all
 
 ABORT_PATIENCE_S = 10.0
-FLUSH_S = 5.0  # then it is looked whether the topic is still there; a record has a time-out of its own
+FLUSH_S = 5.0  # then the topic is checked: is it still there? A record has a time-out of its own
 
 
-class KafkaTask:
+class KafkaTask(TaskSink):
     """The sink as one task sees it. One act at a time."""
 
     def __init__(
-        self, pipeline: PipelineConfig, run: int, clients: Clients | None = None, *, redriving: bool = False
+        self, pipeline: PipelineConfig, run: int, clients: KafkaClients | None = None, *, redriving: bool = False
     ) -> None:
         assert isinstance(pipeline.sink, KafkaConfig)
         self._sink = pipeline.sink
         self._source = pipeline.source
-        self._letters_topic = dead_letter_topic(pipeline)
+        self._dead_letter_topic = dead_letter_topic(pipeline)
         self._run = run
         self._clients = clients or kafka_clients.cached(pipeline)
         self._redriving = redriving
-        self._mapper = Mapper(pipeline, redriven=redriving)
-        self._where: TopicPartition | None = None
+        self._mapper = RecordMapper(pipeline, redriven=redriving)
+        self._tp: TopicPartition | None = None
         self._topics: list[str] = []  # that the act may write to
-        self._claimed: Kept | None = None  # by an act before this one
-        self._standing: dead.Standing[DeadLetter] | None = None  # as far as they were read
+        self._claimed: StoredEntry | None = None  # by an act before this one
+        self._scan: dead.DeadLetterScan[DeadLetter] | None = None  # as far as they were read
         self._clear()
 
     def _clear(self) -> None:
-        self._held: Producing | None = None  # the transaction's producer
-        self._kept: Kept | None = None
-        self._next: Kept | None = None  # what the act leaves in the ledger
-        self._tallied: tuple[Counts, Fingerprint | None] | None = None
+        self._transaction: PartitionProducer | None = None  # the transaction's producer
+        self._stored: StoredEntry | None = None
+        self._next_entry: StoredEntry | None = None  # what the act leaves in the ledger
+        self._counted: tuple[Counts, Fingerprint | None] | None = None
         self._wrote_plain = False
         self._began = time.monotonic()
 
@@ -82,48 +83,47 @@ class KafkaTask:
     def _end(self) -> None:
         if self._wrote_plain:
             self._clients.flush_plain()
-        if self._tallied is not None:
-            self._tally(*self._tallied)
-        if self._held is None:
+        if self._counted is not None:
+            self._store_counts(*self._counted)
+        if self._transaction is None:
             return
-        assert self._where is not None
-        if self._next is None:
-            self._held.client.abort_transaction(PATIENCE_S)  # a replay: there is nothing to say
+        assert self._tp is not None
+        if self._next_entry is None:
+            self._transaction.client.abort_transaction(PATIENCE_S)  # a replay: nothing to commit
             return
         # A topic that was made again is empty: what was delivered before is gone, and to go on would hide it. The ids
         # are compared when the records are in a topic: those that still wait would go into the new one.
         left = 1
         while left:
-            left = flushed(self._held.client, FLUSH_S)
-            self._clients.topic_ids(self._topics, self._next.topics)
-        self._clients.send(self._held, self._where, self._next)
-        self._held.client.commit_transaction(PATIENCE_S)
-        self._claimed = self._next
+            left = flushed(self._transaction.client, FLUSH_S)
+            self._clients.topic_ids(self._topics, self._next_entry.topics)
+        self._clients.send(self._transaction, self._tp, self._next_entry)
+        self._transaction.client.commit_transaction(PATIENCE_S)
+        self._claimed = self._next_entry
 
-    def _tally(self, counts: Counts, last: Fingerprint | None) -> None:
+    def _store_counts(self, counts: Counts, last: Fingerprint | None) -> None:
         """What was written after its claim is counted in a transaction of its own."""
-        assert self._where is not None
-        self._held = self._clients.begun(self._where)
-        kept = expect(self._held.last, self._where)
-        entry = kept.entry
-        self._next = kept.with_entry(replace(entry, counts=entry.counts + counts, last=last or entry.last))
+        assert self._tp is not None
+        self._transaction = self._clients.begin_transaction(self._tp)
+        stored = expect(self._transaction.last, self._tp)
+        self._next_entry = stored.with_entry(ledger.tallied(stored.entry, counts, last))
 
     def _undo(self) -> None:
-        if self._held is not None:
-            assert self._where is not None
+        if self._transaction is not None:
+            assert self._tp is not None
             # Else readers of committed records would wait for the time-out, or for the next who takes the id.
             with suppress(KafkaException):
-                self._held.client.abort_transaction(ABORT_PATIENCE_S)
-            self._clients.forget(self._where)
+                self._transaction.client.abort_transaction(ABORT_PATIENCE_S)
+            self._clients.discard(self._tp)
         if self._wrote_plain:
-            self._clients.forget_plain()
-        self._clients.forget_limits()
+            self._clients.discard_plain()
+        self._clients.clear_limits()
 
     def _failed(self, error: KafkaException) -> Exception:
         open_s = time.monotonic() - self._began
         if is_fenced(error) and open_s * 1000 > self._clients.timeout_ms:
             return SinkError(
-                f"the transaction of {self._where} was open for {open_s:.0f} s and was aborted by Kafka after its "
+                f"the transaction of {self._tp} was open for {open_s:.0f} s and was aborted by Kafka after its "
                 f"transaction.timeout.ms of {self._clients.timeout_ms}",
                 advice="Nothing of it is visible. If it happens again, lower batch.max_records or raise [sink.kafka] "
                 "transaction.timeout.ms.",
@@ -132,146 +132,128 @@ class KafkaTask:
             if not self._redriving:
                 time.sleep(FENCED_PAUSE_S)  # the next attempt takes the id back
             return PositionMoved(
-                f"the producer of {self._where} was fenced: a run of the pipeline, or a redrive, has taken its "
+                f"the producer of {self._tp} was fenced: a run of the pipeline, or a redrive, has taken its "
                 "transactional.id",
                 advice="Nothing of this transaction is visible. Try again.",
             )
-        return failure(f"the act on {self._where}", error, self._clients.pipeline)
+        return self._clients.connection.translate(f"write and claim {self._tp}", error.args[0])
 
     # The ledger
 
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
-        (where,) = partitions  # a transaction has one producer, whose name is the partition's
-        self._where = where
-        outputs = output_topics(self._sink, [where.topic])
-        self._topics = [*outputs, self._letters_topic]
+        (tp,) = partitions  # a transaction has one producer, whose name is the partition's
+        self._tp = tp
+        outputs = output_topics(self._sink, [tp.topic])
+        self._topics = [*outputs, self._dead_letter_topic]
         for name in self._topics:
             self._clients.limits(name)  # before a producer is made: no batch may be larger than these
         if lock:
-            self._held = self._clients.begun(where)
+            self._transaction = self._clients.begin_transaction(tp)
             self._began = time.monotonic()
-            self._kept = expect(self._held.last, where)
+            self._stored = expect(self._transaction.last, tp)
         else:
             # Also without ``lock`` a position is certain only for who has fenced the others, as this task has if it
             # has claimed before.
-            self._kept = self._claimed or expect(self._clients.fresh(where).last, where)
-        self._clients.refuse_other_outputs(where, self._kept, outputs)
-        return [self._kept.entry]
+            self._stored = self._claimed or expect(self._clients.new_producer(tp).last, tp)
+        self._clients.refuse_other_outputs(tp, self._stored, outputs)
+        return [self._stored.entry]
 
-    def claim(self, moves: Sequence[Move], batch: int) -> None:  # noqa: ARG002
-        (move,) = moves
-        if self._kept is None or self._kept.entry != move.before or self._held is None:
-            raise ProtocolViolation(f"{move.done} is claimed outside the act in which its entry was read")
-        self._next = replace(self._kept, entry=move.after, claimed_from=move.done.start)
+    def claim(self, updates: Sequence[LedgerUpdate], batch: int) -> None:  # noqa: ARG002
+        (update,) = updates
+        if self._stored is None or self._stored.entry != update.before or self._transaction is None:
+            raise ProtocolViolation(f"{update.done} is claimed outside the act in which its entry was read")
+        self._next_entry = replace(self._stored, entry=update.after, claimed_from=update.done.start)
 
     def change(self, after: Entry) -> None:
         """Store another change of the entry that was read with ``lock``."""
-        assert self._kept is not None
-        self._next = self._kept.with_entry(after)
+        assert self._stored is not None
+        self._next_entry = self._stored.with_entry(after)
 
-    def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:  # noqa: ARG002
-        self._tallied = (counts, last)
+    def add_counts(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:  # noqa: ARG002
+        self._counted = (counts, last)
 
     # Records
 
     @property
+    def _writes_in_transaction(self) -> bool:
+        return self._transaction is not None and not self._clients.elsewhere
+
+    @property
     def _producer(self) -> Producer:
-        if self._held is not None and not self._clients.elsewhere:
-            return self._held.client
+        if self._writes_in_transaction:
+            assert self._transaction is not None
+            return self._transaction.client
         self._wrote_plain = True
         return self._clients.plain
 
-    def write(self, rows: Rows) -> Written:
+    def write(self, rows: RowChanges) -> Written:
         """Hand the rows to the producer. What an output topic would not take is refused here."""
         batch = rows.rows
         if not batch.num_rows:
             return Written()
         messages = self._mapper.messages(batch)
-        topics = {topic for topic in messages.topics if topic is not None}
-        limits = {topic: self._clients.limits(topic) for topic in topics}
-        if limits:
-            refuse_unfit(messages, limits)
+        limits = {topic: self._clients.limits(topic) for topic in messages.topics}
+        refuse_unfit(messages, limits)
         if messages.refused:
-            messages.refused = refuse_whole(messages.refused, batch.column(self._sink.lineage[2]).to_pylist())
-        partition = batch.column(self._sink.lineage[1])[0].as_py()
-        # Without a key there is no order but the input partition's own: it is kept by staying together.
+            messages.refused = refuse_whole(messages.refused, batch.column(self._sink.lineage.offset).to_pylist())
+        partition = batch.column(self._sink.lineage.partition)[0].as_py()
+        # Without a key there is no order but the input partition's own: records stay together to keep it.
         unkeyed = {topic: partition % limit.partitions for topic, limit in limits.items()}
-        producer, refused = self._producer, messages.refused
-        produce, by_key = producer.produce, -1
-        columns = zip(
-            messages.topics, messages.keys, messages.values, messages.headers, messages.timestamps_ms, strict=True
-        )
-        for row, (topic, key, value, headers, stamp) in enumerate(columns):
-            if row in refused:
-                continue
-            assert topic is not None
-            to = by_key if key is not None else unkeyed[topic]
-            try:
-                produce(topic, value, key, to, headers=headers, timestamp=stamp)
-            except BufferError:
-                self._produce(producer, topic, value, key, to, headers=headers, timestamp=stamp)
-        producer.poll(0)
-        return Written(refused=refused)
-
-    def _produce(self, producer: Producer, *message: object, **more: object) -> None:
-        """As ``produce``, when the queue was full: wait until there is room."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            producer.poll(0.01)
-            try:
-                return producer.produce(*message, **more)  # type: ignore[arg-type]
-            except BufferError:
-                if time.monotonic() > deadline:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
-
-    def finish(self, done: OffsetRange) -> Written:  # noqa: ARG002
-        return Written()
+        send_all(self._producer, messages, unkeyed, in_transaction=self._writes_in_transaction)
+        return Written(refused=messages.refused)
 
     # Dead letters
 
-    def bury(self, letters: list[DeadLetter]) -> None:
-        if not letters:
+    def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
+        if not dead_letters:
             return
         producer = self._producer
-        bytes_max = self._clients.limits(self._letters_topic).message_bytes_max
-        for letter in letters:
-            value, headers = dead.message(letter, bytes_max)
-            self._produce(producer, self._letters_topic, value, dead.key(letter), headers=headers)
+        bytes_max = self._clients.limits(self._dead_letter_topic).message_bytes_max
+        for dead_letter in dead_letters:
+            value, headers = dead.message(dead_letter, bytes_max)
+            send(producer, self._dead_letter_topic, value, dead.key(dead_letter), headers=headers)
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        """Chosen dead letters of the act's partition. Whoever would take one back must first fence this act."""
+        """Selected dead letters of the act's partition. Whoever would remove one must first fence this act."""
         # An act that is fenced is done anew: then only what came since is read, before it is fenced again.
         every = replace(selection, from_offset=None, until_offset=None)
-        if self._standing is None or self._standing.selection != every:
-            self._standing = dead.Standing(self._clients, self._letters_topic, every, lambda letter: letter)
-        found = self._standing.read().values()
-        wanted = [letter for letter, died in found if dead.meant(letter, died, selection)]
-        chosen = sorted(wanted, key=lambda letter: letter.offset)[:limit]
-        if all(letter.full_bytes is None for letter in chosen):
+        if self._scan is None or self._scan.selection != every:
+            self._scan = dead.DeadLetterScan(
+                self._clients, self._dead_letter_topic, every, lambda dead_letter: dead_letter
+            )
+        current = self._scan.read().values()
+        wanted = [dead_letter for dead_letter, died in current if dead.matches(dead_letter, died, selection)]
+        chosen = sorted(wanted, key=lambda dead_letter: dead_letter.offset)[:limit]
+        if all(dead_letter.full_bytes is None for dead_letter in chosen):
             return chosen
         with Log(self._source, self._clients.group) as log:
-            return [letter if letter.full_bytes is None else self._read_again(letter, log) for letter in chosen]
+            return [
+                dead_letter if dead_letter.full_bytes is None else self._read_again(dead_letter, log)
+                for dead_letter in chosen
+            ]
 
-    def _read_again(self, letter: DeadLetter, log: Log) -> DeadLetter:
-        """A shortened letter as the record that it was, if that is still in its topic; else it stays shortened."""
-        where = TopicPartition(letter.topic, letter.partition)
-        assert self._kept is not None
-        if log.partitions().get(where) != self._kept.entry.topic_id:
-            return letter
+    def _read_again(self, dead_letter: DeadLetter, log: Log) -> DeadLetter:
+        """A shortened dead letter as the record that it was, if that is still in its topic; else it stays shortened."""
+        tp = TopicPartition(dead_letter.topic, dead_letter.partition)
+        assert self._stored is not None
+        if log.partitions().get(tp) != self._stored.entry.topic_id:
+            return dead_letter
         try:
-            (record,) = log.records(where, [letter.offset])
+            (record,) = log.records(tp, [dead_letter.offset])
         except SourceError:
-            return letter
-        whole = replace(letter, key=record.key, value=record.value, headers=record.headers, full_bytes=None)
-        same = len(record.value or b"") == letter.full_bytes and (record.value or b"").startswith(letter.value or b"")
-        return whole if same else letter
+            return dead_letter
+        whole = replace(dead_letter, key=record.key, value=record.value, headers=record.headers, full_bytes=None)
+        same = len(record.value or b"") == dead_letter.full_bytes and (record.value or b"").startswith(
+            dead_letter.value or b""
+        )
+        return whole if same else dead_letter
 
-    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
-        """Take letters back, in the act that is open, and count their records anew."""
-        if self._kept is None or len(letters) != written + skipped:
-            raise ProtocolViolation(f"{len(letters)} dead letters are not {written} written and {skipped} skipped")
+    def remove_dead_letters(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:
+        """Remove dead letters, in the act that is open, and count their records anew."""
+        if self._stored is None or len(dead_letters) != written + skipped:
+            raise ProtocolViolation(f"{len(dead_letters)} dead letters are not {written} written and {skipped} skipped")
         producer = self._producer
-        for letter in letters:
-            self._produce(producer, self._letters_topic, None, dead.key(letter))
-        entry = self._kept.entry
+        for dead_letter in dead_letters:
+            send(producer, self._dead_letter_topic, None, dead.key(dead_letter))
+        entry = self._stored.entry
         self.change(replace(entry, counts=ledger.redriven(entry.counts, written, skipped)))

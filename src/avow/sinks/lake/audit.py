@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,83 +21,76 @@ from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
 from avow.settings import PipelineConfig
+from avow.sinks.auditing import Known, TableAuditReader
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.plugin import lake_tables
-from avow.sinks.lake.redrive import there
-from avow.sinks.lake.table import Chosen, LakeTable
-from avow.sinks.reading import Known, TableReading
+from avow.sinks.lake.redrive import claimed_only
+from avow.sinks.lake.table import LakeTable, RowFilter
 
 
-class LakeReading(TableReading):
+class LakeAuditReader(TableAuditReader):
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, LakeConfig)
         self._sink = pipeline.sink
-        self._rows, self._letters = lake_tables(pipeline)
+        self._rows, self._dead_letters = lake_tables(pipeline)
         if snapshot is None:
-            # The letters last: they are committed first, so none can be missing of what is claimed.
-            self._exists = all([_load(self._rows), _load(self._letters)])
-            pinned = [table.pinned() if self._exists else None for table in (self._rows, self._letters)]
-            self._snapshot = json.dumps(pinned)
+            # The dead letters last: they are committed first, so none can be missing of what is claimed.
+            self._exists = all([_load(self._rows), _load(self._dead_letters)])
+            pinned = [table.pinned() if self._exists else None for table in (self._rows, self._dead_letters)]
+            self.snapshot = json.dumps(pinned)
         else:
-            self._snapshot, self._exists = snapshot, True
-            for table, pinned in zip((self._rows, self._letters), json.loads(snapshot), strict=True):
+            self.snapshot, self._exists = snapshot, True
+            for table, pinned in zip((self._rows, self._dead_letters), json.loads(snapshot), strict=True):
                 table.load(pinned)
-
-    @property
-    def snapshot(self) -> str:
-        return self._snapshot
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def known(self) -> dict[TopicPartition, Known]:
         if not self._exists:
             return {}
         # A lake keeps no log of claims beside its commits, so there is none to check for gaps.
-        book = self._rows.book()
-        entries, none = book.entries(), np.empty(0, np.int64)
-        return {where: Known(entries[where], held.start, none, none) for where, held in book.held.items()}
+        snapshot = self._rows.ledger()
+        entries, none = snapshot.entries(), np.empty(0, np.int64)
+        return {tp: Known(entries[tp], state.start, none, none) for tp, state in snapshot.partitions.items()}
 
-    def letters(self, where: TopicPartition) -> Offsets:
-        """Those of claimed records: what was buried for a claim that has not come yet is not there yet."""
-        found = there(self._letters.rows(["topic", "partition", "offset", "redrive"]), self._rows.book())
-        mine = pc.and_(pc.equal(found["topic"], where.topic), pc.equal(found["partition"], where.partition))
-        return np.sort(found.filter(mine)["offset"].to_numpy())
+    def dead_letters(self, tp: TopicPartition) -> Offsets:
+        """Those of claimed records: those of a claim that has not come yet do not count yet."""
+        rows = claimed_only(self._dead_letters.rows(["topic", "partition", "offset", "redrive"]), self._rows.ledger())
+        of_partition = pc.and_(pc.equal(rows["topic"], tp.topic), pc.equal(rows["partition"], tp.partition))
+        return np.sort(rows.filter(of_partition)["offset"].to_numpy())
 
     def row_counts(self) -> dict[TopicPartition, int]:
         topic, partition, _, _ = self._sink.lineage
         counts: dict[TopicPartition, int] = {}
         for batch in self._rows.batches([topic, partition]):
-            found = pa.table(batch).group_by([topic, partition]).aggregate([([], "count_all")])
-            for row in found.to_pylist():
-                where = TopicPartition(row[topic], row[partition])
-                counts[where] = counts.get(where, 0) + row["count_all"]
+            groups = pa.table(batch).group_by([topic, partition]).aggregate([([], "count_all")])
+            for row in groups.to_pylist():
+                tp = TopicPartition(row[topic], row[partition])
+                counts[tp] = counts.get(tp, 0) + row["count_all"]
         return counts
 
-    def rows_below(self, where: TopicPartition, offset: int) -> int:
+    def rows_below(self, tp: TopicPartition, offset: int) -> int:
         if not offset:
             return 0
-        chosen = Chosen(where, self._columns, start=0, until=offset)
-        return sum(batch.num_rows for batch in self._rows.batches([self._columns[2]], chosen))
+        row_filter = RowFilter(tp, self._columns, start=0, until=offset)
+        return sum(batch.num_rows for batch in self._rows.batches([self._columns[2]], row_filter))
 
     @property
     def _columns(self) -> tuple[str, str, str]:
         topic, partition, offset, _ = self._sink.lineage
         return topic, partition, offset
 
-    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+    def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
         offset = self._columns[2]
         missing = [name for name in columns if name not in self._rows.schema().names]
         if missing:
-            raise SinkError(f"table {self._rows.shown} has no column {missing[0]!r}", advice="Was it dropped?")
+            raise SinkError(
+                f"table {self._rows.shown} has no column {missing[0]!r}",
+                advice="Restore the column, if it was dropped.",
+            )
         for first, until in _stretches(self._rows.spans(offset), start):
-            chosen = Chosen(where, self._columns, start=first, until=until)
-            found = self._rows.rows(columns, chosen)
-            if found.num_rows:
-                yield from found.sort_by(offset).combine_chunks().to_batches()
+            row_filter = RowFilter(tp, self._columns, start=first, until=until)
+            rows = self._rows.rows(columns, row_filter)
+            if rows.num_rows:
+                yield from rows.sort_by(offset).combine_chunks().to_batches()
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002 - nested values stay nested
         return frozenset()

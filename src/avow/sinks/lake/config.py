@@ -32,8 +32,8 @@ class PartitionBy:
 def parse_partition_by(value: Any) -> PartitionBy:
     if not isinstance(value, str) or not value or has_control(value):
         refuse("is not a column", '"column" or "day(column)"')
-    found = re.fullmatch(r"day\((.+)\)", value)
-    return PartitionBy(found[1], day=True) if found else PartitionBy(value)
+    match = re.fullmatch(r"day\((.+)\)", value)
+    return PartitionBy(match[1], day=True) if match else PartitionBy(value)
 
 
 SCHEMES = ("file", "s3", "s3a")  # of the places of a lake
@@ -85,23 +85,28 @@ class LakeConfig(SinkConfig):
         if type_ is None:
             return f"{by.column!r} is not a column", "a column of the rows, in the same case"
         if by.day and type_ not in times:
-            return f"{by.column!r} is no timestamp", "day() of a timestamp, or a column as it is"
+            return f"{by.column!r} is not a timestamp", "day() of a timestamp, or a column without day()"
         if by.day and f"{by.column}_day".lower() in {name.lower() for name in types}:
-            return f"{by.column}_day is the name of the day, and there is a column of that name", "another name for it"
+            return (
+                f"adds a column {by.column}_day, and a column of that name is declared",
+                "another name for that column",
+            )
         if not by.day and type_ in (*times, ddl.Scalar.FLOAT, ddl.Scalar.DOUBLE, ddl.Scalar.BINARY):
             return f"{by.column!r} has too many values", "a column of few values, or day() of a timestamp"
         if not isinstance(type_, ddl.Scalar | ddl.Decimal):
-            return f"{by.column!r} is nested", "a plain column"
+            return f"{by.column!r} is nested", "a scalar column"
         return None
 
     def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:
         if pipeline.transform is not None:
             return  # the transform decides the sink's columns, and the sink asks when they are known
-        if found := self.partition_problem(pipeline.decode.columns.fields):
-            yield Problem(("sink", "partition_by"), *found)
+        if problem := self.partition_problem(pipeline.decode.columns.fields):
+            yield Problem(("sink", "partition_by"), *problem)
 
     @classmethod
     def name_problem(cls, name: str) -> str:
         # Readers that know a column by its name in the files cannot take these.
-        found = sorted(set(name) & set(" ,;{}()=."))
-        return super().name_problem(name) or (f"holds {found[0]!r}, which a lake's files cannot" if found else "")
+        forbidden = sorted(set(name) & set(" ,;{}()=."))
+        return super().name_problem(name) or (
+            f"contains {forbidden[0]!r}, which Parquet readers do not support" if forbidden else ""
+        )

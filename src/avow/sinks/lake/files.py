@@ -1,9 +1,9 @@
-"""Parquet files: where they go, how they are written, and what is told of them.
+"""Parquet files: where they go, how they are written, and what is known of them.
 
-A file's name carries the pipeline (as a hash) and the run, so that files which no commit took in can be told from those
-of a run in progress and from those of other writers.
+A file's name carries the pipeline (as a hash) and the run, so that files which no commit took in can be told apart from
+those of a run in progress and from those of other writers.
 
-Owns: names, stores, writing. Must not know: any table format, the ledger. Neighbours: ``staging``, which fills the
+Owns: names, stores, writing. Must not know: any table format, the ledger. Neighbours: ``task``, which fills the
 files, and the formats, which read the footers for their statistics.
 """
 
@@ -35,7 +35,7 @@ TEXT_MAX = HIGHEST * 32  # sorts behind every text that does not begin with it
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """A folder: on a disk or in an S3-compatible store. It is pickled into tasks."""
 
     url: str  # file:///... or s3://bucket/..., or as a table spells it
@@ -45,8 +45,8 @@ class Place:
     def root(self) -> str:
         return path_of(self.url)
 
-    def under(self, name: str) -> Place:
-        return Place(f"{self.url}/{name}", self.store)
+    def under(self, name: str) -> Location:
+        return Location(f"{self.url}/{name}", self.store)
 
     @property
     def filesystem(self) -> pa.fs.FileSystem:
@@ -54,8 +54,8 @@ class Place:
 
     def listed(self) -> Iterator[pa.fs.FileInfo]:
         """Every file below it."""
-        chosen = pyarrow.fs.FileSelector(self.root, allow_not_found=True, recursive=True)
-        return (info for info in self.filesystem.get_file_info(chosen) if info.is_file)
+        row_filter = pyarrow.fs.FileSelector(self.root, allow_not_found=True, recursive=True)
+        return (info for info in self.filesystem.get_file_info(row_filter) if info.is_file)
 
 
 @cache
@@ -65,13 +65,13 @@ def _opened(store: bytes) -> pa.fs.FileSystem:
 
 def path_of(url: str) -> str:
     """The path in a store of what a writer of any kind has named: Java's say file:/ and s3a://."""
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
-    if found is None:
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
+    if scheme is None:
         return url
-    if found[1] not in SCHEMES:
+    if scheme[1] not in SCHEMES:
         raise ConfigError(
-            f"{url} is in a store that a lake's sink does not know: {found[1]}",
-            advice=f"Known are {', '.join(SCHEMES)}.",
+            f"{url}: the storage scheme {scheme[1]} is not supported",
+            advice=f"Supported are {', '.join(SCHEMES)}.",
         )
     return re.sub(r"^file:(//)?|^[^:]*://", "", url)
 
@@ -80,20 +80,20 @@ def in_s3(url: str) -> bool:
     return url.startswith(("s3://", "s3a://"))
 
 
-def place(path: str, options: Mapping[str, str]) -> Place:
+def location_of(path: str, options: Mapping[str, str]) -> Location:
     """Where a path of the pipeline file is. A relative one is seen from here, where the driver runs."""
     if in_s3(path):
-        return Place(f"s3://{path_of(path)}", pickle.dumps(pyarrow.fs.S3FileSystem(**_s3(options))))
-    return Place(f"file://{Path(path_of(path)).absolute()}")
+        return Location(f"s3://{path_of(path)}", pickle.dumps(pyarrow.fs.S3FileSystem(**_s3(options))))
+    return Location(f"file://{Path(path_of(path)).absolute()}")
 
 
 def _s3(options: Mapping[str, str]) -> dict[str, Any]:
     """A store's options, in the names of the client that writes the log, as pyarrow takes them."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in options.items():
         if ours := STORE_OPTIONS[name.lower().removeprefix("aws_")]:
-            found[ours] = value.lower() == "true" if ours in ("anonymous", "force_virtual_addressing") else value
-    return found
+            arguments[ours] = value.lower() == "true" if ours in ("anonymous", "force_virtual_addressing") else value
+    return arguments
 
 
 def digest(pipeline: str) -> str:
@@ -106,8 +106,8 @@ def new_name(pipeline: str, run: int) -> str:
 
 def run_of(name: str, pipeline: str) -> int | None:
     """The run that wrote a file; None if it is not one of this pipeline's."""
-    found = re.fullmatch(rf"avow-{digest(pipeline)}-(\d+)-[0-9a-f]{{32}}\.parquet", name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf"avow-{digest(pipeline)}-(\d+)-[0-9a-f]{{32}}\.parquet", name)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class DataFile:
     rows: int
     footer: bytes = field(repr=False)  # Parquet's own: statistics of every column
     partition: Any = None  # the value that all of its rows share, where the table is partitioned
-    bounded: bool = True  # whether a least and a greatest value can be told of each column
+    bounded: bool = True  # whether a least and a greatest value is known of each column
 
     def metadata(self) -> pq.FileMetaData:
         return pq.read_metadata(pa.BufferReader(self.footer))
@@ -130,7 +130,7 @@ class FileWriter:
 
     def __init__(
         self,
-        folder: Place,
+        folder: Location,
         schema: pa.Schema,
         name: tuple[str, int],
         target: int,
@@ -199,7 +199,7 @@ class FileWriter:
 
 
 def _bounded(rows: pa.Table) -> bool:
-    """Parquet's statistics leave out NaN and long texts, so these are looked for here: no bound can be told of a NaN,
+    """Parquet's statistics leave out NaN and long texts, so these are looked for here: there is no bound of a NaN,
     an infinity, or a text behind ``TEXT_MAX``."""
     for column in rows.columns:
         if pa.types.is_floating(column.type):

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from avow import sinks
 from avow.settings import PipelineConfig
-from avow.sinks.base import DriverSink, Letters, Redriving, SinkPlugin, StagingSink
+from avow.sinks.base import DeadLetterReader, DriverSink, RedriveSink, SinkPlugin, StagingSink
 from avow.sinks.offers import TABLE_OFFERS
 
 if TYPE_CHECKING:
+    from avow.sinks.auditing import AuditReader
     from avow.sinks.lake.table import LakeTable
-    from avow.sinks.reading import Reading
 
 
 class LakePlugin(SinkPlugin):
     offers = TABLE_OFFERS
     commits_per_batch = True
     dead_letter_promise = (
-        "They are written before the rows of their batch, each once by positions of their own; a crash in between is "
-        "settled by the next run."
+        "Dead letters are committed before the rows of their batch, each once by positions of their own; the next run "
+        "resolves a crash in between."
     )
     faults = frozenset({"batch-commit", "lake-files"})
 
@@ -34,25 +34,25 @@ class LakePlugin(SinkPlugin):
         return LakeDriver(pipeline, *self.open_tables(pipeline))
 
     def open_task(self, pipeline: PipelineConfig, run: int, context: object) -> StagingSink:
-        from avow.sinks.lake.staging import Brief, LakeStaging
+        from avow.sinks.lake.task import LakeTask, LakeTaskContext
 
-        assert isinstance(context, Brief)
-        return LakeStaging(pipeline, run, context)
+        assert isinstance(context, LakeTaskContext)
+        return LakeTask(pipeline, run, context)
 
-    def open_redrive(self, pipeline: PipelineConfig) -> Redriving:
-        from avow.sinks.lake.redrive import LakeRedriving
+    def open_redrive(self, pipeline: PipelineConfig) -> RedriveSink:
+        from avow.sinks.lake.redrive import LakeRedrive
 
-        return LakeRedriving(pipeline, *self.open_tables(pipeline))
+        return LakeRedrive(pipeline, *self.open_tables(pipeline))
 
-    def open_dead_letters(self, pipeline: PipelineConfig) -> Letters:
-        from avow.sinks.lake.redrive import LakeLetters
+    def open_dead_letters(self, pipeline: PipelineConfig) -> DeadLetterReader:
+        from avow.sinks.lake.redrive import LakeDeadLetters
 
-        return LakeLetters(*self.open_tables(pipeline))
+        return LakeDeadLetters(*self.open_tables(pipeline))
 
-    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> Reading:
-        from avow.sinks.lake.audit import LakeReading
+    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> AuditReader:
+        from avow.sinks.lake.audit import LakeAuditReader
 
-        return LakeReading(pipeline, snapshot)
+        return LakeAuditReader(pipeline, snapshot)
 
     def dead_letter_place(self, pipeline: PipelineConfig) -> str:  # noqa: ARG002
         return "a table beside it, ..._dead_letters"

@@ -1,18 +1,18 @@
-"""Dead letters of a lake: looking at them, and bringing them into the table of rows after all.
+"""Dead letters of a lake: reading them, and redriving them into the table of rows.
 
 Two tables cannot be committed at once, so a redrive is numbered, and goes in three commits:
 
-1. the letters are marked with the number N, above those of both tables, and their table takes N; only if its number
-   is still the one that was seen, so that no two redrives ever mark with the same
+1. the dead letters are marked with the number N, above those of both tables, and their table takes N; only if its
+   number is still the one that was seen, so that no two redrives ever mark with the same
 2. the table of rows takes the rows, the new counts, and N; only if its number is still the one that was seen
-3. the letters with mark N are removed
+3. the dead letters with mark N are removed
 
 What a crash leaves is settled before the next redrive: a mark that is the number of the table of rows was delivered,
-and its letters go; any other was not, and is taken off, after the number of the table of rows was raised above it so
-that whoever set it cannot come back and deliver. With that the table of letters takes the raised number too: no redrive
-may mark with a number that the table of rows has without having delivered.
+and its dead letters go; any other was not, and is taken off, after the number of the table of rows was raised above it
+so that whoever set it cannot come back and deliver. With that the dead-letter table takes the raised number too: no
+redrive may mark with a number that the table of rows has without having delivered.
 
-Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver`` (commits), ``staging`` (files).
+Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver`` (commits), ``task`` (files).
 """
 
 from __future__ import annotations
@@ -27,223 +27,230 @@ import pyarrow.compute as pc
 
 from avow import ledger
 from avow.errors import ProtocolViolation, SinkError
-from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import PipelineConfig
-from avow.sinks.base import DeadLetter, Glimpse, Rows, Selection, Written
-from avow.sinks.lake import letters as graveyard
-from avow.sinks.lake.book import Book
+from avow.sinks.base import DeadLetter, DeadLetterPreview, DeadLetterReader, RedriveSink, RowChanges, Selection, Written
+from avow.sinks.lake import dead_letters as dead_letter_rows
 from avow.sinks.lake.config import LakeConfig
-from avow.sinks.lake.driver import LETTER_COLUMNS, Acting, Change, LakeDriver, committed
-from avow.sinks.lake.staging import LakeStaging
-from avow.sinks.lake.table import Chosen, LakeTable
+from avow.sinks.lake.driver import LakeDriver, TableChange, commit_with_retry
+from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
+from avow.sinks.lake.new_rows import NewRows, new_rows
+from avow.sinks.lake.table import LakeTable, RowFilter
+from avow.sinks.lake.task import LakeTask
 
 
-class LakeLetters:
-    """The dead letters of one pipeline, for looking at."""
+class LakeDeadLetters(DeadLetterReader):
+    """The dead letters of one pipeline, to be read."""
 
-    def __init__(self, rows: LakeTable, letters: LakeTable) -> None:
-        self._rows, self._letters = rows, letters
-
-    def __enter__(self) -> LakeLetters:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    def __init__(self, rows: LakeTable, dead_letters: LakeTable) -> None:
+        self._rows, self._dead_letters = rows, dead_letters
 
     def _selected(self, selection: Selection) -> pa.Table:
         if not self._exists():
-            return graveyard.SCHEMA.empty_table()
-        return graveyard.selected(there(self._letters.rows(graveyard.LIGHT), self._rows.book()), selection)
+            return dead_letter_rows.SCHEMA.empty_table()
+        return dead_letter_rows.selected(
+            claimed_only(self._dead_letters.rows(dead_letter_rows.SUMMARY_COLUMNS), self._rows.ledger()), selection
+        )
 
     def _exists(self) -> bool:
-        return self._rows.load() and self._letters.load()
+        return self._rows.load() and self._dead_letters.load()
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
-        chosen = self._selected(selection)
-        found = chosen.group_by("reason").aggregate([("offset", "count"), ("died_at", "max")])
-        lines = [(row["reason"], row["offset_count"], row["died_at_max"]) for row in found.to_pylist()]
+        rows = self._selected(selection)
+        groups = rows.group_by("reason").aggregate([("offset", "count"), ("died_at", "max")])
+        lines = [(row["reason"], row["offset_count"], row["died_at_max"]) for row in groups.to_pylist()]
         return sorted(lines, key=lambda line: -line[1])
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
-        found = self._selected(selection).group_by(["topic", "partition"]).aggregate([])
-        return sorted(TopicPartition(row["topic"], row["partition"]) for row in found.to_pylist())
+        groups = self._selected(selection).group_by(["topic", "partition"]).aggregate([])
+        return sorted(TopicPartition(row["topic"], row["partition"]) for row in groups.to_pylist())
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        return read_letters(self._letters, self._rows.book(), selection, limit) if self._exists() else []
+        return read_dead_letters(self._dead_letters, self._rows.ledger(), selection, limit) if self._exists() else []
 
-    def glimpses(self, selection: Selection, limit: int) -> list[Glimpse]:
+    def previews(self, selection: Selection, limit: int) -> list[DeadLetterPreview]:
         if not self._exists():
             return []
-        some = [graveyard.shortened(batch) for batch in self._letters.batches([*graveyard.LIGHT, "value"])]
-        if not some:
+        batches = [
+            dead_letter_rows.preview_rows(batch)
+            for batch in self._dead_letters.batches([*dead_letter_rows.SUMMARY_COLUMNS, "value"])
+        ]
+        if not batches:
             return []
-        found = there(pa.Table.from_batches(some), self._rows.book())
-        return graveyard.glimpses(graveyard.selected(found, selection).slice(0, limit))
+        rows = claimed_only(pa.Table.from_batches(batches), self._rows.ledger())
+        return dead_letter_rows.previews(dead_letter_rows.selected(rows, selection).slice(0, limit))
 
 
-def there(found: pa.Table, book: Book) -> pa.Table:
+def claimed_only(rows: pa.Table, snapshot: LedgerSnapshot) -> pa.Table:
     """The dead letters of claimed records, without those that a redrive has delivered and not yet removed. From the
     position on, a claim has not come yet or never will, and then the records are read again."""
-    if book.redrives:
-        found = found.filter(pc.not_equal(found["redrive"].fill_null(0), book.redrives))
+    if snapshot.redrives:
+        rows = rows.filter(pc.not_equal(rows["redrive"].fill_null(0), snapshot.redrives))
     claimed = []
-    for row in found.group_by(["topic", "partition"]).aggregate([]).to_pylist():
-        held = book.held.get(TopicPartition(row["topic"], row["partition"]))
-        mine = pc.and_(pc.equal(found["topic"], row["topic"]), pc.equal(found["partition"], row["partition"]))
-        claimed.append(found.filter(pc.and_(mine, pc.less(found["offset"], held.entry.position if held else 0))))
-    return pa.concat_tables(claimed) if claimed else found
+    for row in rows.group_by(["topic", "partition"]).aggregate([]).to_pylist():
+        state = snapshot.partitions.get(TopicPartition(row["topic"], row["partition"]))
+        of_partition = pc.and_(pc.equal(rows["topic"], row["topic"]), pc.equal(rows["partition"], row["partition"]))
+        claimed.append(
+            rows.filter(pc.and_(of_partition, pc.less(rows["offset"], state.entry.position if state else 0)))
+        )
+    return pa.concat_tables(claimed) if claimed else rows
 
 
-def read_letters(table: LakeTable, book: Book, selection: Selection, limit: int) -> list[DeadLetter]:
+def read_dead_letters(table: LakeTable, snapshot: LedgerSnapshot, selection: Selection, limit: int) -> list[DeadLetter]:
     """The first of those that are selected. Which they are is found without their keys and values: only these few are
     read whole, however large the table is."""
     part = None
     if selection.topic is not None and selection.partition is not None:
-        where = TopicPartition(selection.topic, selection.partition)
-        part = Chosen(where, LETTER_COLUMNS, selection.from_offset, selection.until_offset)
-    light = graveyard.selected(there(table.rows(graveyard.LIGHT, part), book), selection).slice(0, limit)
-    found: list[DeadLetter] = []
+        tp = TopicPartition(selection.topic, selection.partition)
+        part = RowFilter(tp, start=selection.from_offset, until=selection.until_offset)
+    light = dead_letter_rows.selected(
+        claimed_only(table.rows(dead_letter_rows.SUMMARY_COLUMNS, part), snapshot), selection
+    ).slice(0, limit)
+    dead_letters: list[DeadLetter] = []
     for row in light.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "list")]).to_pylist():
-        where = TopicPartition(row["topic"], row["partition"])
-        whole = table.rows(None, Chosen(where, LETTER_COLUMNS, offsets=tuple(row["offset_list"])))
-        found += graveyard.from_rows(graveyard.selected(whole, Selection()))
-    return found
+        tp = TopicPartition(row["topic"], row["partition"])
+        whole = table.rows(None, RowFilter(tp, offsets=tuple(row["offset_list"])))
+        dead_letters += dead_letter_rows.from_rows(dead_letter_rows.selected(whole, Selection()))
+    return dead_letters
 
 
-class LakeRedriving:
+class LakeRedrive(RedriveSink):
     """The sink as a redrive sees it."""
 
-    def __init__(self, pipeline: PipelineConfig, rows: LakeTable, letters: LakeTable) -> None:
+    def __init__(self, pipeline: PipelineConfig, rows: LakeTable, dead_letters: LakeTable) -> None:
         assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink = pipeline, pipeline.sink
-        self._rows, self._letters = rows, letters
-        self._driver = LakeDriver(pipeline, rows, letters)
-        self._staging: LakeStaging | None = None
-        self._run = 0  # whose files these are: the newest, so that nobody takes them for left behind
+        self._rows, self._dead_letters = rows, dead_letters
+        self._driver = LakeDriver(pipeline, rows, dead_letters)
+        self._task: LakeTask | None = None
+        self._run = 0  # the newest run, so that its files do not count as orphans
         self._delivered: list[tuple[list[DeadLetter], int, int]] = []
 
     @contextmanager
     def act(self) -> Iterator[None]:
-        for table in (self._rows, self._letters):
+        for table in (self._rows, self._dead_letters):
             if not table.load():
-                raise SinkError(f"table {table.shown} is not there", advice="Run the pipeline first.")
+                raise SinkError(f"table {table.shown} does not exist", advice="Run the pipeline first.")
             self._driver.check(table)
-        self._settle()
+        self._finish_interrupted()
         self._delivered.clear()
         yield
         for delivered in self._delivered:
             self._deliver(*delivered)
 
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:  # noqa: ARG002
-        found = self._rows.book().entries()  # nobody is held off: the commit compares
-        return [found[where] for where in partitions]
+        entries = self._rows.ledger().entries()  # nothing is locked: the commit compares
+        return [entries[tp] for tp in partitions]
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        return read_letters(self._letters, self._rows.book(), selection, limit)
+        return read_dead_letters(self._dead_letters, self._rows.ledger(), selection, limit)
 
-    def write(self, rows: Rows) -> Written:
+    def write(self, rows: RowChanges) -> Written:
         # The columns as the rows have them: a transform may have changed them since the table was checked.
-        self._run = self._rows.book().newest
-        self._staging = LakeStaging(self._pipeline, self._run, self._driver.brief_for(rows.rows))
-        return self._staging.write(rows)
+        self._run = self._rows.ledger().newest
+        self._task = LakeTask(self._pipeline, self._run, self._driver.task_context_for(rows.rows))
+        return self._task.write(rows)
 
     def finish(self, done: OffsetRange) -> Written:
         """With a key, what is left out is known only when it is brought in; here it is asked beforehand."""
-        assert self._staging is not None
-        self._ready = self._staging.task_output(done, Counts(), None)
-        if self._sink.mode != "dedupe" or not self._ready.files:
+        assert self._task is not None
+        self._output = self._task.task_output(done, Counts(), None)
+        if self._sink.mode != "dedupe":
             return Written()
-        skipped: dict[OffsetRange, int] = {}
-        self._acting(skipped).files([self._ready])
-        return Written(skipped=skipped.get(done, 0))
+        return Written(skipped=self._new_rows().skipped.get(done, 0))
 
-    def bury(self, letters: list[DeadLetter]) -> None:
-        raise ProtocolViolation(f"a redrive buries nothing, and was asked to bury {len(letters)}")
+    def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
+        raise ProtocolViolation(f"a redrive cannot add dead letters, but got {len(dead_letters)}")
 
-    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
-        self._delivered.append((letters, written, skipped))
+    def remove_dead_letters(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:
+        self._delivered.append((dead_letters, written, skipped))
 
-    def _acting(self, skipped: dict[OffsetRange, int]) -> Acting:
-        step, brief = frozenset({Act.WRITE}), self._driver.task_context()
-        return Acting(self._rows, self._sink, self._pipeline, brief, step, [], self._run, True, skipped, set())
+    def _new_rows(self) -> NewRows:
+        return new_rows([self._output], self._rows, self._pipeline, self._driver.task_context(), self._run)
 
-    def _deliver(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
-        if len(letters) != written + skipped:
-            raise ProtocolViolation(f"{len(letters)} letters are not {written} written and {skipped} skipped")
-        where = TopicPartition(letters[0].topic, letters[0].partition)
-        seen, marks = self._rows.book().redrives, self._letters.book().redrives
+    def _deliver(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:
+        if len(dead_letters) != written + skipped:
+            raise ProtocolViolation(f"{len(dead_letters)} dead letters are not {written} written and {skipped} skipped")
+        tp = TopicPartition(dead_letters[0].topic, dead_letters[0].partition)
+        seen, marks = self._rows.ledger().redrives, self._dead_letters.ledger().redrives
         number = max(seen, marks) + 1
-        offsets = tuple(letter.offset for letter in letters)
-        chosen = Chosen(where, LETTER_COLUMNS, offsets=offsets)
+        offsets = tuple(dead_letter.offset for dead_letter in dead_letters)
+        row_filter = RowFilter(tp, offsets=offsets)
 
-        def marked(book: Book) -> Change:
-            _refuse_other(self._letters, book, marks)
-            return Change(replace(book, redrives=number), marked=(chosen, number))
+        def marked(snapshot: LedgerSnapshot) -> TableChange:
+            _refuse_concurrent(self._dead_letters, snapshot, marks)
+            return TableChange(replace(snapshot, redrives=number), marked=(row_filter, number))
 
-        def taken_in(book: Book) -> Change:
-            _refuse_other(self._rows, book, seen)
-            if book.newest != self._run:
+        def taken_in(snapshot: LedgerSnapshot) -> TableChange:
+            _refuse_concurrent(self._rows, snapshot, seen)
+            if snapshot.newest != self._run:
                 # Files of the run before may be cleaned away, and a commit would still name them.
                 raise SinkError(
-                    f"run {book.newest} began meanwhile", advice="Nothing was delivered by this redrive. Redrive again."
+                    f"the redrive was fenced: run {snapshot.newest} started",
+                    advice="Nothing was delivered by this redrive. Redrive again.",
                 )
-            files, merged = self._acting({}).files([self._ready])
-            entry = book.held[where].entry
+            new = self._new_rows()
+            entry = snapshot.partitions[tp].entry
             counts = ledger.redriven(entry.counts, written, skipped)
-            after = book.with_entries({where: replace(entry, counts=counts)})
-            return Change(replace(after, redrives=number), files, merged)
+            after = snapshot.with_entries({tp: replace(entry, counts=counts)})
+            return TableChange(replace(after, redrives=number), new.files, new.merged)
 
-        self._committed(self._letters, marked)
+        self._commit_to(self._dead_letters, marked)
         self._rows.load()  # staging takes its time: a run may have begun since
-        self._committed(self._rows, taken_in)
+        self._commit_to(self._rows, taken_in)
         self._remove(number)
 
     def _remove(self, number: int) -> None:
-        for where in self._marked(number):
-            chosen = Chosen(where, LETTER_COLUMNS, redrive=number)
-            self._committed(self._letters, lambda book, chosen=chosen: Change(book, removed=chosen))
+        for tp in self._marked(number):
+            row_filter = RowFilter(tp, redrive=number)
+            self._commit_to(
+                self._dead_letters, lambda snapshot, row_filter=row_filter: TableChange(snapshot, removed=row_filter)
+            )
 
     def _marked(self, number: int) -> list[TopicPartition]:
-        found = self._letters.rows(["topic", "partition", "redrive"])
-        found = found.filter(pc.equal(found["redrive"], number)).group_by(["topic", "partition"]).aggregate([])
-        return [TopicPartition(row["topic"], row["partition"]) for row in found.to_pylist()]
+        rows = self._dead_letters.rows(["topic", "partition", "redrive"])
+        rows = rows.filter(pc.equal(rows["redrive"], number)).group_by(["topic", "partition"]).aggregate([])
+        return [TopicPartition(row["topic"], row["partition"]) for row in rows.to_pylist()]
 
-    def _settle(self) -> None:
+    def _finish_interrupted(self) -> None:
         """What an interrupted redrive has left."""
-        marks = {n for n in pc.unique(self._letters.rows(["redrive"])["redrive"]).to_pylist() if n is not None}
+        marks = {n for n in pc.unique(self._dead_letters.rows(["redrive"])["redrive"]).to_pylist() if n is not None}
         if not marks:
             return
-        number = delivered = self._rows.book().redrives
+        number = delivered = self._rows.ledger().redrives
         if max(marks) > delivered:
             number = max(marks) + 1
 
-            def fenced(book: Book) -> Change:
-                if book.redrives != delivered:
-                    raise SinkError("another redrive is at work", advice="Let it end, then redrive again.")
-                return Change(replace(book, redrives=number))
+            def fenced(snapshot: LedgerSnapshot) -> TableChange:
+                if snapshot.redrives != delivered:
+                    raise SinkError(
+                        "another redrive is in progress", advice="Wait until it has ended, then redrive again."
+                    )
+                return TableChange(replace(snapshot, redrives=number))
 
-            self._committed(self._rows, fenced)
+            self._commit_to(self._rows, fenced)
         for mark in marks:
             if mark == delivered:
                 self._remove(mark)
                 continue
-            for where in self._marked(mark):
-                chosen = Chosen(where, LETTER_COLUMNS, redrive=mark)
+            for tp in self._marked(mark):
+                row_filter = RowFilter(tp, redrive=mark)
 
-                def unmarked(book: Book, chosen: Chosen = chosen) -> Change:
-                    return Change(replace(book, redrives=max(book.redrives, number)), marked=(chosen, None))
+                def unmarked(snapshot: LedgerSnapshot, row_filter: RowFilter = row_filter) -> TableChange:
+                    return TableChange(
+                        replace(snapshot, redrives=max(snapshot.redrives, number)), marked=(row_filter, None)
+                    )
 
-                self._committed(self._letters, unmarked)
+                self._commit_to(self._dead_letters, unmarked)
 
-    def _committed(self, table: LakeTable, make: object) -> None:
-        committed(table, self._driver.check, make, sink=self._sink)  # type: ignore[arg-type]
+    def _commit_to(self, table: LakeTable, make: object) -> None:
+        commit_with_retry(table, self._driver.check, make, sink=self._sink)  # type: ignore[arg-type]
 
 
-def _refuse_other(table: LakeTable, book: Book, seen: int) -> None:
-    if book.redrives != seen:
+def _refuse_concurrent(table: LakeTable, snapshot: LedgerSnapshot, seen: int) -> None:
+    if snapshot.redrives != seen:
         raise SinkError(
-            f"another redrive came between: it changed table {table.shown}",
+            f"another redrive committed first to table {table.shown}",
             advice="Nothing was delivered by this redrive. Redrive again.",
         )

@@ -1,7 +1,7 @@
 """What a table format must do for the lake sinks: one table, read and committed on one handle.
 
-``load`` takes the newest version; everything after it, the book and every commit, is of that version until the next
-``load`` or a commit of our own. A commit on a version that is no longer the newest is refused with ``Conflict``.
+``load`` takes the newest version; everything after it, the ledger and every commit, is of that version until the next
+``load`` or a commit of our own. A commit on a version that is no longer the newest is refused with ``CommitConflict``.
 
 Owns: the shape. Must not know: any one format, the ledger's rules.
 """
@@ -9,24 +9,31 @@ Owns: the shape. Must not know: any one format, the ledger's rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import reduce
+from operator import and_, eq, ge, lt
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from avow.errors import AvowError, SinkError
 from avow.kafka.log import TopicPartition
-from avow.sinks.lake.book import Book
-from avow.sinks.lake.files import DataFile, Place
+from avow.settings import Lineage
+from avow.sinks.lake.files import DataFile, Location
+from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
 
 
-class Conflict(Exception):
-    """Somebody else has committed since the handle was loaded. Nothing of ours was."""
+class CommitConflict(Exception):
+    """Another writer has committed since the handle was loaded. Nothing of ours was committed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TableLayout:
     """A table's columns: ours, with required ones not nullable, and how its files are put."""
 
     schema: pa.Schema
@@ -36,45 +43,46 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RowFilter:
     """Rows of one partition by their offsets: from one on, up to one, or exactly these, or of one redrive."""
 
-    where: TopicPartition
-    columns: tuple[str, str, str]  # topic, partition, offset
+    tp: TopicPartition
+    columns: tuple[str, str, str] = ("topic", "partition", "offset")  # as the table of dead letters has them
     start: int | None = None
     until: int | None = None
     offsets: tuple[int, ...] | None = None
     redrive: int | None = None
 
+    def _conditions(self) -> list[tuple[str, str, Any]]:
+        topic, partition, offset = self.columns
+        every = (
+            (topic, "=", self.tp.topic),
+            (partition, "=", self.tp.partition),
+            (offset, ">=", self.start),
+            (offset, "<", self.until),
+            (offset, "IN", self.offsets),
+            ("redrive", "=", self.redrive),
+        )
+        return [condition for condition in every if condition[2] is not None]
 
-def expression(chosen: Chosen) -> pc.Expression:
-    """The same, for Arrow."""
-    topic, partition, offset = map(pc.field, chosen.columns)
-    found = (topic == chosen.where.topic) & (partition == chosen.where.partition)
-    if chosen.start is not None:
-        found &= offset >= chosen.start
-    if chosen.until is not None:
-        found &= offset < chosen.until
-    if chosen.offsets is not None:
-        found &= offset.isin(list(chosen.offsets))
-    if chosen.redrive is not None:
-        found &= pc.field("redrive") == chosen.redrive
-    return found
+    def expression(self) -> pc.Expression:
+        """For Arrow."""
+        return reduce(and_, (_COMPARE[op](pc.field(column), value) for column, op, value in self._conditions()))
+
+    def predicate(self) -> str:
+        """For Delta and Iceberg, which spell it alike."""
+        return " AND ".join(f"{quoted(column)} {op} {_literal(value)}" for column, op, value in self._conditions())
 
 
-def predicate(chosen: Chosen) -> str:
-    """The same, for Delta and Iceberg, which spell it alike."""
-    topic, partition, offset = map(quoted, chosen.columns)
-    found = [f"{topic} = '{chosen.where.topic}'", f"{partition} = {chosen.where.partition}"]  # no topic has a quote
-    if chosen.start is not None:
-        found.append(f"{offset} >= {chosen.start}")
-    if chosen.until is not None:
-        found.append(f"{offset} < {chosen.until}")
-    if chosen.offsets is not None:
-        found.append(f"{offset} IN ({', '.join(map(str, chosen.offsets))})")
-    if chosen.redrive is not None:
-        found.append(f"redrive = {chosen.redrive}")
-    return " AND ".join(found)
+_COMPARE: Mapping[str, Callable[[pc.Expression, Any], pc.Expression]] = MappingProxyType(
+    {"=": eq, ">=": ge, "<": lt, "IN": lambda column, values: column.isin(list(values))}
+)
+
+
+def _literal(value: str | int | tuple[int, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))})"
+    return f"'{value}'" if isinstance(value, str) else str(value)  # no topic has a quote
 
 
 def among(column: str, values: pa.ChunkedArray) -> pc.Expression | None:
@@ -82,20 +90,22 @@ def among(column: str, values: pa.ChunkedArray) -> pc.Expression | None:
     return None if pa.types.is_floating(values.type) else pc.field(column).isin(values)
 
 
-def same_keys(found: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
+def same_keys(existing: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
     """The keys that are in both."""
-    if not found.num_rows:
-        return found
-    return comparable(found, key).join(comparable(wanted, key), list(key), join_type="inner")
+    if not existing.num_rows:
+        return existing
+    return comparable(existing, key).join(comparable(wanted, key), list(key), join_type="inner")
 
 
 def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The keys alone, as SQL compares them: 0.0 is -0.0, and NaN is NaN. Arrow joins and groups by their bits."""
     keys = rows.select(list(key))
-    for number, one in enumerate(keys.schema):
-        if pa.types.is_floating(one.type):
-            values = pc.add(keys[one.name], pa.scalar(0.0, one.type))
-            keys = keys.set_column(number, one, pc.if_else(pc.is_nan(values), pa.scalar(math.nan, one.type), values))
+    for number, field in enumerate(keys.schema):
+        if pa.types.is_floating(field.type):
+            values = pc.add(keys[field.name], pa.scalar(0.0, field.type))
+            keys = keys.set_column(
+                number, field, pc.if_else(pc.is_nan(values), pa.scalar(math.nan, field.type), values)
+            )
     return keys
 
 
@@ -103,96 +113,149 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-class LakeTable(Protocol):
-    @property
-    def shown(self) -> str:
-        """Its name, for people."""
+class LakeTable(ABC):
+    """One table of a format. ``shown`` is its name, for people; ``partition_in_files``: whether the files have the
+    column by which they are partitioned."""
+
+    shown: str
+    partition_in_files: ClassVar[bool]
+    _library_errors: ClassVar[tuple[type[Exception], ...]]  # what the format's library raises
+    _advice: ClassVar[str]  # what to check when it does
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """The library's errors as ours."""
+        try:
+            yield
+        except (AvowError, CommitConflict):
+            raise
+        except self._library_errors as error:
+            raise SinkError(f"table {self.shown} {what}: {self._error_text(error)}", advice=self._advice) from error
+
+    @staticmethod
+    @abstractmethod
+    def _error_text(error: Exception) -> str:
+        """What the library said, in one line."""
+
+    @abstractmethod
+    def _dataset(self, row_filter: RowFilter | None) -> Any:
+        """The files in which such rows may be, as an Arrow dataset or something with its methods."""
+
+    def rows(self, columns: Sequence[str] | None = None, row_filter: RowFilter | None = None) -> pa.Table:
+        """Its rows, all of them or filtered ones."""
+        with self._errors("cannot be read"):
+            return self._dataset(row_filter).to_table(
+                columns=None if columns is None else list(columns),
+                filter=None if row_filter is None else row_filter.expression(),
+            )
+
+    def batches(self, columns: Sequence[str], row_filter: RowFilter | None = None) -> Iterator[pa.RecordBatch]:
+        """The same, as they come."""
+        with self._errors("cannot be read"):
+            yield from self._dataset(row_filter).to_batches(
+                columns=list(columns), filter=None if row_filter is None else row_filter.expression()
+            )
 
     @property
-    def data(self) -> Place:
+    @abstractmethod
+    def data(self) -> Location:
         """Where its files go."""
 
     @property
-    def partition_in_files(self) -> bool:
-        """Whether the column by which files are put is in the files as well."""
-
-    @property
+    @abstractmethod
     def loaded(self) -> bool:
         """Whether a version is at hand."""
 
     @property
+    @abstractmethod
     def version(self) -> int | str:
         """Of what is loaded."""
 
+    @abstractmethod
     def load(self, pinned: str | None = None) -> bool:
         """Take the newest version, or one that was pinned. False if there is no table."""
 
+    @abstractmethod
     def pinned(self) -> str:
         """What is loaded, for another process to load: it needs the files of rows and no others that upkeep removes."""
 
-    def book(self) -> Book:
+    @abstractmethod
+    def ledger(self) -> LedgerSnapshot:
         """The ledger of our pipeline, in the version that is loaded."""
 
-    def create(self, shape: Shape) -> bool:
-        """Make it, and load it. False if somebody else was quicker."""
+    @abstractmethod
+    def create(self, layout: TableLayout) -> bool:
+        """Create the table, and load it. False if another process created it first."""
 
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """Its columns in the types that Arrow has for them."""
 
+    @abstractmethod
     def storable(self, type_: pa.DataType) -> pa.DataType:
         """The type in which it keeps values of a type: the same, or one that holds all of them."""
 
+    @abstractmethod
     def file_schema(self, wanted: pa.Schema) -> pa.Schema:
         """Our columns as the files need them."""
 
-    def refusals(self, shape: Shape, mode: str) -> list[str]:
-        """What there is about it that would break the promise."""
+    @abstractmethod
+    def incompatibilities(self, layout: TableLayout, mode: str) -> list[str]:
+        """Properties of the table that would break the guarantee."""
 
-    def basis(self) -> object:
-        """All that ``refusals`` and ``schema`` rest on: where it is the same, so are they."""
+    @abstractmethod
+    def compatibility_key(self) -> object:
+        """All that ``incompatibilities`` and ``schema`` rest on: where it is the same, so are they."""
 
+    @abstractmethod
     def rolled_back(self) -> str:
         """How the table went back behind our last commit; nothing if it did not."""
 
-    def past_is_known(self) -> bool:
-        """Whether ``rolled_back`` can tell: every version since our last commit can still be looked at."""
+    @abstractmethod
+    def has_full_history(self) -> bool:
+        """Whether ``rolled_back`` is certain: every version since our last commit can still be read."""
 
+    @abstractmethod
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add columns, all nullable, and load."""
 
-    def commit(self, book: Book, files: Sequence[DataFile], name: str) -> None:
-        """Files and ledger in one act, under a name by which ``landed`` finds it."""
+    @abstractmethod
+    def commit(self, snapshot: LedgerSnapshot, files: Sequence[DataFile], name: str) -> None:
+        """Files and ledger in one act, under a name by which ``has_commit`` finds it."""
 
-    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Sequence[str], book: Book, name: str) -> None:
+    @abstractmethod
+    def merge(self, rows: pa.Table, key: Sequence[str], lineage: Lineage, snapshot: LedgerSnapshot, name: str) -> None:
         """Bring rows in by key, one per key, and the ledger with them: a later record of the same partition replaces or
         deletes, an unknown key is added."""
 
-    def remove(self, chosen: Chosen, book: Book, name: str) -> None:
+    @abstractmethod
+    def remove(self, row_filter: RowFilter, snapshot: LedgerSnapshot, name: str) -> None:
         """Take rows out, and the ledger with them."""
 
-    def mark(self, chosen: Chosen, redrive: int | None, book: Book, name: str) -> None:
+    @abstractmethod
+    def mark(self, row_filter: RowFilter, redrive: int | None, snapshot: LedgerSnapshot, name: str) -> None:
         """Note on rows which redrive has taken them up, or that none has, and the ledger with them."""
 
-    def landed(self, name: str) -> bool:
+    @abstractmethod
+    def has_commit(self, name: str) -> bool:
         """After ``load``: whether the commit of this name, the last that was tried, is in the table."""
 
+    @abstractmethod
     def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
         """Which of the wanted keys are in the table."""
 
-    def rows(self, columns: Sequence[str] | None = None, chosen: Chosen | None = None) -> pa.Table:
-        """Its rows, all of them or chosen ones."""
-
-    def batches(self, columns: Sequence[str], chosen: Chosen | None = None) -> Iterator[pa.RecordBatch]:
-        """The same, as they come."""
-
+    @abstractmethod
     def spans(self, column: str) -> Sequence[tuple[int, int]]:
         """Least and greatest value of a column of whole numbers, file by file."""
 
+    @abstractmethod
     def file_count(self) -> int:
         """How many data files it has."""
 
+    @abstractmethod
     def compact(self, pipeline: str, target: int) -> None:
         """Merge files that are smaller than half of ``target`` bytes, in one commit or several."""
 
+    @abstractmethod
     def referenced(self) -> set[str]:
         """The names of all files that any version which readers may still open refers to."""

@@ -3,28 +3,27 @@
 The driver opens a read-only transaction and exports its snapshot; every task joins it.
 
 Owns: the audit's SQL. Must not know: what is wrong with a row. Nothing here is shared with the code that wrote the rows
-but the connection and the quoting of names.
+but the quoting of names and what the server's errors mean: even the client is another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import pyarrow as pa
 
 from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
-from avow.schema import Array, Field, Map, Struct
-from avow.settings import REST_COLUMN, PipelineConfig
+from avow.settings import PipelineConfig
+from avow.sinks.auditing import Known, TableAuditReader
+from avow.sinks.postgres.arrow_session import ArrowSession
 from avow.sinks.postgres.config import PostgresConfig
-from avow.sinks.postgres.session import Session, as_sink_error, literal, name
+from avow.sinks.postgres.session import as_sink_error, literal, name
 from avow.sinks.postgres.tables import full_name
-from avow.sinks.reading import Known, TableReading
 
 
-class PostgresReading(TableReading, Session):
+class PostgresAuditReader(ArrowSession, TableAuditReader):
     """A connection that sees one moment of the database: its own, or one that another exported."""
 
     _sink: PostgresConfig
@@ -42,12 +41,6 @@ class PostgresReading(TableReading, Session):
             self.run("SET LOCAL idle_in_transaction_session_timeout = 0")
             self.snapshot: str = snapshot or self.query("SELECT pg_export_snapshot()")[0][0]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def known(self) -> dict[TopicPartition, Known]:
         if self.query("SELECT to_regclass('avow.ledger') IS NOT NULL")[0] != (True,):
             return {}
@@ -57,23 +50,21 @@ class PostgresReading(TableReading, Session):
                 " last_offset, last_timestamp_ms, last_crc32 FROM avow.ledger WHERE pipeline = $1 ORDER BY 1, 2",
                 self._pipeline.name,
             )
-        found = {}
+        partitions = {}
         for topic, partition, start, position, topic_id, run, read, written, dead, skipped, *last in lines:
-            where = TopicPartition(topic, partition)
+            tp = TopicPartition(topic, partition)
             counts = Counts(read, written, dead, skipped)
             entry = Entry(position, topic_id, run, counts, Fingerprint(*last) if last[0] is not None else None)
-            found[where] = Known(entry, start, *self._claims(where))
-        return found
+            partitions[tp] = Known(entry, start, *self._claims(tp))
+        return partitions
 
-    def _claims(self, where: TopicPartition) -> list[Offsets]:
+    def _claims(self, tp: TopicPartition) -> list[Offsets]:
         return self._numbers(
-            f"SELECT from_offset, until_offset FROM avow.claims WHERE {self._mine(where)} ORDER BY from_offset"
+            f"SELECT from_offset, until_offset FROM avow.claims WHERE {self._mine(tp)} ORDER BY from_offset"
         )
 
-    def letters(self, where: TopicPartition) -> Offsets:
-        (offsets,) = self._numbers(
-            f'SELECT "offset" FROM avow.dead_letters WHERE {self._mine(where)} ORDER BY "offset"'
-        )
+    def dead_letters(self, tp: TopicPartition) -> Offsets:
+        (offsets,) = self._numbers(f'SELECT "offset" FROM avow.dead_letters WHERE {self._mine(tp)} ORDER BY "offset"')
         return offsets
 
     def _numbers(self, sql: str) -> list[Offsets]:
@@ -81,9 +72,9 @@ class PostgresReading(TableReading, Session):
         with as_sink_error("cannot read the sink"), self.reader(sql) as reader:
             return [column.to_numpy() for column in reader.read_all().columns]
 
-    def _mine(self, where: TopicPartition) -> str:
-        pipeline, topic = literal(self._pipeline.name), literal(where.topic)
-        return f"pipeline = {pipeline} AND topic = {topic} AND partition = {where.partition}"
+    def _mine(self, tp: TopicPartition) -> str:
+        pipeline, topic = literal(self._pipeline.name), literal(tp.topic)
+        return f"pipeline = {pipeline} AND topic = {topic} AND partition = {tp.partition}"
 
     def row_counts(self) -> dict[TopicPartition, int]:
         topic, partition, _, _ = map(name, self._sink.lineage)
@@ -93,28 +84,23 @@ class PostgresReading(TableReading, Session):
             )
         return {TopicPartition(*line[:2]): line[2] for line in lines}
 
-    def rows_below(self, where: TopicPartition, offset: int) -> int:
+    def rows_below(self, tp: TopicPartition, offset: int) -> int:
         if not offset:
             return 0
         with as_sink_error(f"cannot read table {self._sink.table}"):
-            below = f"{self._of(where)} AND {name(self._sink.lineage[2])} < {offset}"
-            found = self.query(f"SELECT count(*) FROM {full_name(self._sink.table)} WHERE {below}")
-        return int(found[0][0])
+            below = f"{self._of(tp)} AND {name(self._sink.lineage.offset)} < {offset}"
+            rows = self.query(f"SELECT count(*) FROM {full_name(self._sink.table)} WHERE {below}")
+        return int(rows[0][0])
 
-    def _of(self, where: TopicPartition) -> str:
+    def _of(self, tp: TopicPartition) -> str:
         topic, partition, _, _ = map(name, self._sink.lineage)
-        return f"{topic} = {literal(where.topic)} AND {partition} = {where.partition}"
+        return f"{topic} = {literal(tp.topic)} AND {partition} = {tp.partition}"
 
-    def rows(self, where: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
-        offset = name(self._sink.lineage[2])
+    def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
+        offset = name(self._sink.lineage.offset)
         query = (
             f"SELECT {', '.join(map(name, columns))} FROM {full_name(self._sink.table)}"
-            f" WHERE {self._of(where)} AND {offset} >= {start} ORDER BY {offset}"
+            f" WHERE {self._of(tp)} AND {offset} >= {start} ORDER BY {offset}"
         )
         with as_sink_error("cannot read the sink"), self.reader(query) as reader:
             yield from reader
-
-    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
-        return frozenset(
-            {REST_COLUMN, *(field.name for field in fields if isinstance(field.type, Array | Map | Struct))}
-        )

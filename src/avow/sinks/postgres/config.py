@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, SecretStr, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, PrivateAttr, SecretStr, model_validator
 
 from avow.settings import SinkConfig
 from avow.settings.values import climbs, has_control, refuse
@@ -29,10 +29,10 @@ class Table:
 
 
 def parse_table(value: Any) -> Table:
-    allowed = '"table" or "schema.table"; a name that itself holds a dot: ["schema", "we.ird"] or ["we.ird"]'
+    allowed = '"table" or "schema.table"; a name that contains a dot: ["schema", "we.ird"] or ["we.ird"]'
     parts = value.split(".") if isinstance(value, str) else value
     if not isinstance(parts, list) or len(parts) not in (1, 2) or not all(isinstance(p, str) and p for p in parts):
-        refuse("is not a table's name", allowed)
+        refuse("is not a table name", allowed)
     return Table(*reversed(parts))
 
 
@@ -47,10 +47,10 @@ def postgres_url(value: SecretStr) -> SecretStr:
     if parts.scheme not in ("postgresql", "postgres") or not url.startswith(f"{parts.scheme}://"):
         refuse("is not a PostgreSQL URL", allowed)
     if has_control(url) or " " in url:
-        refuse("holds a space or a control character", f"{allowed}; other characters as %XX")
+        refuse("contains a space or a control character", f"{allowed}; other characters as %XX")
     _check_as_libpq_reads_it(url.partition("://")[2])
     if any(climbs(path) for _, path in parse_qsl(parts.query)):
-        refuse("holds a path with ..", "paths without ..")
+        refuse("contains a path with ..", "paths without ..")
     return value
 
 
@@ -61,7 +61,7 @@ def _check_as_libpq_reads_it(rest: str) -> None:
     authority, _, path = base.partition("/")
     who, at, hosts = authority.rpartition("@")
     if "@" in who or "@" in path:
-        refuse("has more than one @, or one behind a /: the password is not escaped", escaped)
+        refuse("has more than one @, or an @ after a /: the password is not escaped", escaped)
     if re.search("%(?![0-9A-Fa-f]{2})", rest):
         refuse("has a % without two hexadecimal digits: the password is not escaped", escaped)
     for host in (hosts if at else authority).split(","):
@@ -83,6 +83,18 @@ class PostgresConfig(SinkConfig):
         description='"table", "schema.table" or ["schema", "table"]'
     )
 
+    _timeout_s: float | None = PrivateAttr(None)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Of connecting, and of each statement; None: the server's own."""
+        return self._timeout_s
+
+    def with_timeout(self, seconds: float) -> Self:
+        bounded = self.model_copy()
+        bounded._timeout_s = seconds
+        return bounded
+
     @property
     def target(self) -> str:
         return f"table {self.shown('table')}"
@@ -93,5 +105,5 @@ class PostgresConfig(SinkConfig):
             if wrong := self.name_problem(name):
                 refuse(f"{name!r} {wrong}", "names of at most 63 bytes, without control characters", "table")
         if self.table.schema in ("avow", "information_schema") or (self.table.schema or "").startswith("pg_"):
-            refuse(f"the schema {self.table.schema!r} is not yours to use", "any other schema", "table")
+            refuse(f"the schema {self.table.schema!r} is reserved", "any other schema", "table")
         return self

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from avow.settings import PipelineConfig
-from avow.sinks.base import DriverSink, Letters, Redriving, SinkPlugin, TaskSink
+from avow.sinks.base import DeadLetterReader, DriverSink, SinkPlugin, TaskSink
 from avow.sinks.offers import TABLE_OFFERS
 from avow.sinks.postgres.config import PostgresConfig
 
 if TYPE_CHECKING:
-    from avow.sinks.reading import Reading
+    from avow.sinks.auditing import AuditReader
 
 
 class PostgresPlugin(SinkPlugin):
@@ -20,38 +20,33 @@ class PostgresPlugin(SinkPlugin):
     Config = PostgresConfig
     offers = TABLE_OFFERS
     assumes = (
-        "The server keeps what it has committed: fsync and synchronous_commit are on, and a failover loses no commit.",
-        "Nobody else changes the tables of schema avow, which hold the ledger.",
+        "Commits are durable: fsync and synchronous_commit are on, and a failover loses no commit.",
+        "Only avow changes the tables of schema avow, which hold the ledger.",
     )
     spans_partitions = True
     refuses_nul = True
-    witness = "avow.prove.witnesses.postgres:PostgresWitness"
+    oracle = "avow.prove.oracles.postgres:PostgresOracle"
     faults = frozenset({"postgres-server"})
 
     def open_driver(self, pipeline: PipelineConfig) -> DriverSink:
-        from avow.sinks.postgres.store import Store
+        from avow.sinks.postgres.driver import PostgresDriver
 
-        return Store(pipeline)
+        return PostgresDriver(pipeline)
 
     def open_task(self, pipeline: PipelineConfig, run: int, context: object) -> TaskSink:  # noqa: ARG002
         from avow.sinks.postgres.task import PostgresTask
 
         return PostgresTask(pipeline, run)
 
-    def open_redrive(self, pipeline: PipelineConfig) -> Redriving:
-        from avow.sinks.postgres.task import PostgresTask
+    def open_dead_letters(self, pipeline: PipelineConfig) -> DeadLetterReader:
+        from avow.sinks.postgres.dead_letters import PostgresDeadLetters
 
-        return PostgresTask(pipeline, run=0)
+        return PostgresDeadLetters(pipeline)
 
-    def open_dead_letters(self, pipeline: PipelineConfig) -> Letters:
-        from avow.sinks.postgres.letters import PostgresLetters
+    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> AuditReader:
+        from avow.sinks.postgres.audit import PostgresAuditReader
 
-        return PostgresLetters(pipeline)
-
-    def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> Reading:
-        from avow.sinks.postgres.audit import PostgresReading
-
-        return PostgresReading(pipeline, snapshot)
+        return PostgresAuditReader(pipeline, snapshot)
 
     def dead_letter_place(self, pipeline: PipelineConfig) -> str:  # noqa: ARG002
         return "avow.dead_letters"

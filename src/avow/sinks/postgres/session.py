@@ -1,41 +1,49 @@
-"""One ADBC connection, with BEGIN, COMMIT and savepoints in our own hands.
+"""One psycopg connection, with BEGIN, COMMIT and savepoints in our own hands.
 
 Everything runs in a transaction, and every setting is ``SET LOCAL`` in it: behind a pooler that hands out a server's
-connection for each transaction (PgBouncer) nothing of ours stays behind on one that somebody else gets next, and the
-preparing of a statement and its execution reach the same one.
+connection for each transaction (PgBouncer) nothing of ours stays behind on one that somebody else gets next. For the
+same reason no statement is prepared.
 
-The connection is in ADBC's autocommit mode on purpose: in its other mode the driver begins transactions by itself, and
-then cannot go back to a savepoint after a refused COPY. And it is ADBC's own interface, not its DB-API layer: importing
-that one imports pandas, by way of pyarrow.dataset, a second and a half for the driver and for every worker.
+Rows go in by binary COPY, whose bytes are ``copy_format``'s, and are counted by the server: COPY's own number is
+compared with the number of rows that were sent.
 
 Owns: the connection and what its errors mean. Must not know: the ledger or any table.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-import adbc_driver_postgresql
+import psycopg
 import pyarrow as pa
-from adbc_driver_manager import AdbcConnection, AdbcStatement, StatementOptions
-from adbc_driver_manager import Error as DatabaseError
-from adbc_driver_manager._reader import AdbcRecordBatchReader
+from psycopg import Error as DatabaseError
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from avow.client_cache import ClientCache
 from avow.errors import AvowError, ConfigError, SinkError
 from avow.sinks.base import Refusal
+from avow.sinks.postgres import copy_format
+from avow.sinks.postgres.copy_format import EncodeError
 
 # A zombie that holds a row's lock must not hold it for ever, nor must one who waits for it.
 IDLE_IN_TRANSACTION_S = 120
 LOCK_WAIT_S = 60
 
-# ADBC's own names, as its specification has them.
-INGEST_TABLE, INGEST_MODE, INGEST_APPEND = "adbc.ingest.target_table", "adbc.ingest.mode", "adbc.ingest.mode.append"
-USE_COPY = "adbc.postgresql.use_copy"
+# What a statement or a COPY can fail with.
+Failure = DatabaseError | EncodeError
+
+
+class _UtcLoader(TimestamptzBinaryLoader):
+    """Times in UTC, and not in the zone of the server's session."""
+
+    def load(self, data: Any) -> datetime:
+        return super().load(data).astimezone(UTC)
 
 
 class Queries(Protocol):
@@ -48,69 +56,47 @@ class Queries(Protocol):
 
 
 class Session:
-    def __init__(self, url: str, application: str) -> None:
+    def __init__(self, url: str, application: str, timeout_s: float | None = None) -> None:
+        self._timeout_s = timeout_s
         try:
-            self._database = adbc_driver_postgresql.connect(with_keepalive(url))
-            self._connection = AdbcConnection(self._database)
+            # Autocommit: psycopg begins no transaction by itself. The texts that we send are UTF-8, whatever the
+            # database is in.
+            self._connection = psycopg.connect(
+                with_keepalive(url, timeout_s), autocommit=True, prepare_threshold=None, client_encoding="UTF8"
+            )
         except DatabaseError as error:
             raise connect_error(str(error), url) from None
+        self._connection.adapters.register_loader("timestamptz", _UtcLoader)
         self.application = application  # the name of the next transactions
         self._in_transaction = False
 
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
-        """A small result, whole. Without COPY, which would take twice the time."""
         if not self._in_transaction:
             with self.transaction():
                 return self.query(sql, *values)
-        with self.reader(filled(sql, values), **{USE_COPY: "false"}) as reader:
-            return list(zip(*(column.to_pylist() for column in reader.read_all().columns), strict=True))
+        with self._connection.cursor(binary=True) as cursor:
+            return cursor.execute(interpolate(sql, values).encode()).fetchall()
 
     def run(self, sql: str, *values: str) -> int:
-        with self._statement(filled(sql, values)) as statement:
-            return int(statement.execute_update())
+        with self._connection.cursor() as cursor:
+            return cursor.execute(interpolate(sql, values).encode()).rowcount
 
-    def run_many(self, sql: str, values: pa.RecordBatch) -> None:
-        """Once per row of ``values``, whose columns are the parameters."""
-        with self._statement(sql) as statement:
-            statement.prepare()
-            statement.bind(values)
-            statement.execute_update()
+    def run_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None:
+        """Once for each of ``values``, which are the parameters $1, $2, ..."""
+        with psycopg.RawCursor(self._connection) as cursor:
+            cursor.executemany(sql.encode(), values)
 
-    def copy(self, table: str, rows: pa.RecordBatch, *, schema: str | None = None, temporary: bool = False) -> None:
-        """Binary COPY of ``rows`` by column name."""
-        options = {INGEST_TABLE: table, INGEST_MODE: INGEST_APPEND}
-        if schema is not None:
-            options[StatementOptions.INGEST_TARGET_DB_SCHEMA.value] = schema
-        if temporary:
-            options[StatementOptions.INGEST_TEMPORARY.value] = "true"
-        with self._statement(None, **options) as statement:
-            statement.bind(rows)
-            statement.execute_update()  # what it gives is the number of rows sent, whatever the server took
-
-    @contextmanager
-    def reader(self, sql: str, **options: str) -> Iterator[pa.RecordBatchReader]:
-        """The result as it comes. The reader is ADBC's own: an error while rows are read then is the database's."""
-        with self._statement(sql, **options) as statement:
-            stream, _ = statement.execute_query()
-            reader = AdbcRecordBatchReader._import_from_c(stream.address)
-            try:
-                yield reader
-            finally:
-                reader.close()
-
-    @contextmanager
-    def _statement(self, sql: str | None, **options: str) -> Iterator[AdbcStatement]:
-        statement = AdbcStatement(self._connection)
-        try:
-            statement.set_options(**options)
-            if sql is not None:
-                statement.set_sql_query(sql)
-            yield statement
-        finally:
-            statement.close()
+    def copy(self, table: str, rows: pa.RecordBatch) -> int:
+        """Binary COPY of ``rows`` by column name into a table, by its quoted name. How many rows the server took."""
+        columns = ", ".join(map(name, rows.schema.names))
+        with self._connection.cursor() as cursor:
+            with cursor.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)".encode()) as copy:
+                for chunk in copy_format.chunks(rows):
+                    copy.write(chunk)
+            return cursor.rowcount
 
     def begin(self, how: str = "") -> None:
-        self.run(f"BEGIN {how}; {local_settings(self.application, IDLE_IN_TRANSACTION_S)}")
+        self.run(f"BEGIN {how}; {local_settings(self.application, IDLE_IN_TRANSACTION_S, self._timeout_s)}")
         self._in_transaction = True
 
     def commit(self) -> None:
@@ -137,15 +123,13 @@ class Session:
         try:
             yield
             self.run("SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT avow")
-        except DatabaseError:
+        except (DatabaseError, EncodeError):
             with suppress(DatabaseError):  # the connection may be gone: the error that is raised says so
                 self.run("ROLLBACK TO SAVEPOINT avow")
             raise
 
     def close(self) -> None:
-        with suppress(DatabaseError):
-            self._connection.close()
-            self._database.close()
+        self._connection.close()
 
 
 @contextmanager
@@ -163,39 +147,44 @@ def as_sink_error(what: str) -> Iterator[None]:
 # (https://www.postgresql.org/docs/current/errcodes-appendix.html). Any other is an answer to a row: also those that a
 # trigger makes up.
 _NOT_OF_A_ROW = re.compile("08|0B|25|26|28|2D|34|3B|3D|3F|40|53|55|57|58|72|F0|XX")
-# These come again until somebody changes the pipeline or the table, or grants a right.
+# Permanent: these recur until the pipeline, the table or a privilege is changed.
 _PERMANENT = re.compile("0A|28|3D|3F|42")
-_CHECK = "Check the server's log and the rights of sink.url's user."
+_CHECK = "Check the server's log and the privileges of the user of sink.url."
 _ADVICE = {
-    "25006": "The server takes no writes: it is a standby, or default_transaction_read_only is on. Connect to the "
+    "25006": "The server is read-only: it is a standby, or default_transaction_read_only is on. Connect to the "
     "primary (with several hosts in sink.url: target_session_attrs=read-write).",
-    "42501": "Grant the user of sink.url the right that is named (docs/PIPELINE.md lists what a pipeline needs).",
+    "42501": "Grant the user of sink.url the named privilege (docs/PIPELINE.md lists what a pipeline needs).",
 }
 
 
-def refused(error: DatabaseError) -> bool:
-    """Whether the server refused a row for what is in it, and not for something passing, or for whatever row."""
+def refused(error: Failure) -> bool:
+    """Whether a row was refused for what is in it, and not for something passing, or for whatever row."""
+    if isinstance(error, EncodeError):
+        return True
     state = error.sqlstate or ""
     if state[:2] in ("0A", "42"):  # our own statements are refused without a context, what a trigger runs has one
-        return bool(_diagnostic(error, "PG_DIAG_CONTEXT"))
+        return bool(error.diag.context)
     return len(state) == 5 and not _NOT_OF_A_ROW.match(state)
 
 
-def refused_line(error: DatabaseError) -> int | None:
+def refused_line(error: Failure) -> int | None:
     """Which row of a COPY was refused, from 0, if the server says so."""
-    found = re.search(r"^COPY .*?, line (\d+)", _diagnostic(error, "PG_DIAG_CONTEXT"), re.MULTILINE | re.DOTALL)
-    return int(found[1]) - 1 if found else None
+    if isinstance(error, EncodeError):
+        return error.row
+    match = re.search(r"^COPY .*?, line (\d+)", error.diag.context or "", re.MULTILINE | re.DOTALL)
+    return int(match[1]) - 1 if match else None
 
 
-def message(error: DatabaseError) -> str:
+def message(error: Failure) -> str:
     """What the server said, in one line, with its SQLSTATE."""
-    text = _diagnostic(error, "PG_DIAG_MESSAGE_PRIMARY") or str(error).splitlines()[0]
+    said = error.diag.message_primary if isinstance(error, DatabaseError) else None
+    text = said or next(iter(str(error).splitlines()), "") or type(error).__name__
     return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text
 
 
-def refusal(error: DatabaseError) -> Refusal:
+def refusal(error: Failure) -> Refusal:
     """Why a row was refused, with the server's DETAIL, as the detail of a dead letter."""
-    detail = _diagnostic(error, "PG_DIAG_MESSAGE_DETAIL")
+    detail = error.diag.message_detail if isinstance(error, DatabaseError) else None
     return Refusal(f"{message(error)}{f'. {detail}' if detail else ''}", error.sqlstate or "")
 
 
@@ -206,13 +195,6 @@ def without_url(text: str, url: str) -> str:
         for part in filter(None, secret):
             text = text.replace(part, "***").replace(unquote(part), "***")
     return text.strip()
-
-
-def _diagnostic(error: DatabaseError, name: str) -> str:
-    for key, value in error.details or ():
-        if (key if isinstance(key, str) else key.decode()) == name:
-            return value if isinstance(value, str) else value.decode(errors="replace")
-    return ""
 
 
 def name(text: str) -> str:
@@ -226,30 +208,32 @@ def literal(text: str) -> str:
     return " E" + quoted.replace("\\", "\\\\") if "\\" in quoted else quoted
 
 
-def filled(sql: str, values: tuple[str, ...]) -> str:
-    """Texts put in place of $1, $2, ... here and not by the driver: its binding of one text imports pandas, which costs
-    a worker's first task half a second. Only for SQL of our own: it must hold neither somebody's identifiers nor
+def interpolate(sql: str, values: tuple[str, ...]) -> str:
+    """Texts put in place of $1, $2, ... here and not by the server, to which they then are literals: of a parameter it
+    cannot always say what type it is. Only for SQL of our own: it must hold neither somebody's identifiers nor
     somebody's texts, in which a $1 would be filled in too. What is filled in is not looked at again."""
-    return re.sub(r"\$(\d)", lambda found: literal(values[int(found[1]) - 1]), sql) if values else sql
+    return re.sub(r"\$(\d)", lambda match: literal(values[int(match[1]) - 1]), sql) if values else sql
 
 
-# A connection that nobody answers on is noticed within a minute, and not after two hours or never.
+# A dead connection is noticed within a minute, not after two hours or never.
 _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 
 
-def with_keepalive(url: str) -> str:
-    """The URL with keepalives, unless it has its own."""
+def with_keepalive(url: str, connect_s: float | None = None) -> str:
+    """The URL with keepalives and a bound on connecting, unless it has its own."""
     base, _, query = url.partition("?")
-    given = {pair.partition("=")[0] for pair in query.split("&")}
-    added = [f"{name}={value}" for name, value in _KEEPALIVE.items() if name not in given]
+    own = {pair.partition("=")[0] for pair in query.split("&")}
+    wanted = _KEEPALIVE if connect_s is None else {**_KEEPALIVE, "connect_timeout": math.ceil(connect_s)}
+    added = [f"{name}={value}" for name, value in wanted.items() if name not in own]
     return f"{base}?{'&'.join(filter(None, [query, *added]))}"
 
 
-def local_settings(application: str, idle_s: float) -> str:
+def local_settings(application: str, idle_s: float, statement_s: float | None = None) -> str:
     """The settings of each transaction."""
+    bound = "" if statement_s is None else f" SET LOCAL statement_timeout = '{statement_s * 1000:.0f}ms';"
     return (
         f"SET LOCAL application_name = {literal(application)};"
-        f" SET LOCAL idle_in_transaction_session_timeout = '{idle_s:.0f}s';"
+        f" SET LOCAL idle_in_transaction_session_timeout = '{idle_s:.0f}s';{bound}"
         f" SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'; SET LOCAL client_min_messages = 'warning'"
     )
 
@@ -267,7 +251,7 @@ def connect_error(text: str, url: str) -> AvowError:
     kind = ConfigError if _NEVER.search(text) else SinkError
     return kind(
         f"could not connect to PostgreSQL: {without_url(text, url)}",
-        advice="Check that the server runs, and sink.url: host, port, database, user and password.",
+        advice="Check that the server runs, and check sink.url: host, port, database, user and password.",
     )
 
 

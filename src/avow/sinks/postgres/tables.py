@@ -14,8 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import Error as DatabaseError
+from psycopg import Error as DatabaseError
 
+from avow.arrow import arrow_type
 from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN
@@ -40,19 +41,19 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     name: str
     type: str  # PostgreSQL's own name of it
     required: bool
 
-    def takes(self, found: str) -> bool:
+    def takes(self, existing: str) -> bool:
         """Whether a column of type ``found`` can take our values without changing one."""
-        if self.type == found:
+        if self.type == existing:
             return True
         if self.type == "text":
-            return found.startswith("character varying")
-        ours, theirs = _numeric(self.type), _numeric(found)
-        if ours and found == "numeric":
+            return existing.startswith("character varying")
+        ours, theirs = _numeric(self.type), _numeric(existing)
+        if ours and existing == "numeric":
             return True
         if ours and theirs:
             return theirs[1] >= ours[1] and theirs[0] - theirs[1] >= ours[0] - ours[1]
@@ -60,8 +61,8 @@ class Column:
 
 
 def _numeric(text: str) -> tuple[int, int] | None:
-    found = re.fullmatch(r"numeric\((\d+),(\d+)\)", text)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.fullmatch(r"numeric\((\d+),(\d+)\)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def column_type(type_: Type) -> str:
@@ -74,20 +75,20 @@ def column_type(type_: Type) -> str:
             return "jsonb"
 
 
-def columns(fields: tuple[Field, ...], sink: PostgresConfig, *, rest: bool) -> list[Column]:
+def columns(fields: tuple[Field, ...], sink: PostgresConfig, *, rest: bool) -> list[TableColumn]:
     """The sink's columns: the payload's, ``_rest`` where unknown fields are kept, and the four of lineage."""
     payload = [
-        Column(field.name, column_type(field.type), field.required or field.name in sink.key) for field in fields
+        TableColumn(field.name, column_type(field.type), field.required or field.name in sink.key) for field in fields
     ]
     if rest:
-        payload.append(Column(REST_COLUMN, "jsonb", False))
+        payload.append(TableColumn(REST_COLUMN, "jsonb", False))
     topic, partition, offset, timestamp = sink.lineage
     return [
         *payload,
-        Column(topic, "text", True),
-        Column(partition, "integer", True),
-        Column(offset, "bigint", True),
-        Column(timestamp, "timestamp with time zone", False),
+        TableColumn(topic, "text", True),
+        TableColumn(partition, "integer", True),
+        TableColumn(offset, "bigint", True),
+        TableColumn(timestamp, "timestamp with time zone", False),
     ]
 
 
@@ -95,15 +96,15 @@ def full_name(table: Table) -> str:
     return ".".join(name(part) for part in (table.schema, table.name) if part)
 
 
-def make_or_check(session: Session, sink: PostgresConfig, wanted: list[Column]) -> bool:
+def make_or_check(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> bool:
     """Make the table if it is absent (True), else refuse it unless it can take every row as it is."""
-    found = _found(session, sink.table)
-    if found is not None:
+    existing = _found(session, sink.table)
+    if existing is not None:
         _check_kind_and_rights(session, sink, wanted)
-        differences = [*_differences(wanted, found, sink), *_key_differences(session, sink)]
+        differences = [*_differences(wanted, existing, sink), *_key_differences(session, sink)]
         if differences:
             raise ConfigError(
-                f"table {sink.table} cannot take this pipeline's rows:\n"
+                f"table {sink.table} does not fit this pipeline's rows:\n"
                 + "\n".join(f"  {difference}" for difference in differences),
                 advice="Alter the table or decode.schema (docs/PIPELINE.md), or name a new table.",
             )
@@ -115,8 +116,8 @@ def make_or_check(session: Session, sink: PostgresConfig, wanted: list[Column]) 
         session.run(f"CREATE TABLE {full_name(sink.table)} ({', '.join(lines)})")
     except DatabaseError as error:
         raise ConfigError(
-            f"table {sink.table} cannot be made: {message(error)}",
-            advice="Give the user of sink.url the right to make it, or make it and its schema beforehand.",
+            f"table {sink.table} cannot be created: {message(error)}",
+            advice="Grant the user of sink.url CREATE on the schema, or create the table and its schema beforehand.",
         ) from None
     return True
 
@@ -143,20 +144,21 @@ def _found(session: Session, table: Table) -> dict[str, _Found] | None:
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
 
 
-def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[Column]) -> None:
+def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
     """What every write would fail with, before anything is read."""
     ((kind, user),) = session.query(
         "SELECT relkind::text, current_user::text FROM pg_class WHERE oid = to_regclass($1)", full_name(sink.table)
     )
     if kind not in ("r", "p"):
         raise ConfigError(
-            f"sink.table: {sink.table} is {_KINDS.get(kind, 'not a table')}, and rows and positions can only go "
-            "together into a table",
-            advice="Name the table itself.",
+            f"sink.table: {sink.table} is {_KINDS.get(kind, 'not a table')}; rows and positions can be committed "
+            "together "
+            "only into a table",
+            advice="Name a table.",
         )
     rights = {"append": ["INSERT"], "dedupe": ["INSERT", "SELECT"], "upsert": ["INSERT", "SELECT", "UPDATE", "DELETE"]}
     needed = rights[sink.mode]
-    if "SELECT" not in needed and shape(session, sink.table).needs_insert:
+    if "SELECT" not in needed and traits(session, sink.table).row_security:
         needed.append("SELECT")  # rows then go through a temporary table that is made like this one
     # As a value, not in the statement: a column may be called $1.
     names = json.dumps([column.name for column in wanted])
@@ -184,26 +186,26 @@ def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[
         )
     if "SELECT" in needed and not session.query("SELECT has_database_privilege(current_database(), 'TEMP')")[0][0]:
         raise ConfigError(
-            f"user {user} may not make temporary tables, through which rows go into table {sink.table}",
+            f"user {user} may not create temporary tables, which writing to table {sink.table} needs",
             advice=f"GRANT TEMPORARY ON DATABASE ... TO {name(user)};",
         )
 
 
-def _differences(wanted: list[Column], found: dict[str, _Found], sink: PostgresConfig) -> Iterator[str]:
+def _differences(wanted: list[TableColumn], existing: dict[str, _Found], sink: PostgresConfig) -> Iterator[str]:
     for column in wanted:
-        there = found.get(column.name)
-        if there is None:
+        column_found = existing.get(column.name)
+        if column_found is None:
             yield f"column {column.name!r} ({column.type}) is missing"
-        elif not column.takes(there.type):
-            yield f"column {column.name!r} is {there.type}, and {column.type} is needed"
-        elif there.generated:
-            yield f"column {column.name!r} is a generated column, which takes no values"
-        elif there.identity_always and sink.mode != "append":
+        elif not column.takes(column_found.type):
+            yield f"column {column.name!r} has type {column_found.type} instead of {column.type}"
+        elif column_found.generated:
+            yield f"column {column.name!r} is a generated column, which cannot be written"
+        elif column_found.identity_always and sink.mode != "append":
             yield f"column {column.name!r} is GENERATED ALWAYS AS IDENTITY; {sink.mode} needs BY DEFAULT"
     ours = {column.name for column in wanted}
-    for other, there in found.items():
-        if other not in ours and there.required and not there.fills_itself:
-            yield f"column {other!r} is NOT NULL without a default, and the pipeline has no value for it"
+    for other, column_found in existing.items():
+        if other not in ours and column_found.required and not column_found.fills_itself:
+            yield f"column {other!r} is NOT NULL without a default, but the pipeline does not write it"
 
 
 def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
@@ -221,47 +223,72 @@ def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TableTraits:
     """What decides how rows go into the table."""
 
     row_security: bool  # policies apply to our user
     triggers: str  # the names of BEFORE triggers, which may discard a row without an error
-    lengths: Mapping[str, int]  # of columns varchar(n)
+    types: Mapping[str, str]  # of the columns
 
     @property
-    def needs_insert(self) -> bool:
-        """Whether COPY will not do: the driver does not give the number of rows that it took, and with row security it
-        is refused."""
+    def may_discard(self) -> bool:
+        """Whether a row can be left out of the table without an error."""
         return self.row_security or bool(self.triggers)
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Of columns varchar(n)."""
+        lengths = ((column, _VARCHAR.fullmatch(type_)) for column, type_ in self.types.items())
+        return {column: int(match[1]) for column, match in lengths if match}
 
-def shape(session: Session, table: Table) -> Shape:
+
+_VARCHAR = re.compile(r"character varying\((\d+)\)")
+
+
+def traits(session: Session, table: Table) -> TableTraits:
     rows = session.query(
         "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid"
         " UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid)"
         " SELECT coalesce(row_security_active(to_regclass($1)::oid), false),"
         " (SELECT coalesce(string_agg(DISTINCT tgname::text, ', '), '') FROM pg_trigger JOIN tree ON tgrelid = relid"
         " WHERE tgtype & 3 = 3 AND tgenabled IN ('O', 'A') AND NOT tgisinternal),"
-        " (SELECT coalesce(json_object_agg(attname, atttypmod - 4), '{}')::text FROM pg_attribute"
-        " WHERE attrelid = to_regclass($1) AND atttypid = 'varchar'::regtype AND atttypmod > 0 AND NOT attisdropped)",
+        " (SELECT coalesce(json_object_agg(attname, format_type(atttypid, atttypmod)), '{}')::text FROM pg_attribute"
+        " WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped)",
         full_name(table),
     )
-    return Shape(rows[0][0], rows[0][1], json.loads(rows[0][2]))
+    return TableTraits(rows[0][0], rows[0][1], json.loads(rows[0][2]))
 
 
 def encode(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Columns as the COPY needs them: its Arrow types must match the table's exactly."""
+    """Columns as the COPY needs them."""
     arrays = [_encode(rows.column(index)) for index in range(rows.num_columns)]
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
 
 def _encode(array: pa.Array) -> pa.Array:
-    if pa.types.is_int8(array.type):
-        return array.cast(pa.int16())
     if pa.types.is_nested(array.type):
         texts = [None if value is None else _jsonb(value, array.type) for value in array.to_pylist()]
         return pa.array(texts, pa.string()).cast(pa.json_())
     return array
+
+
+_ARROW = {arrow_type(scalar): type_ for scalar, type_ in _TYPES.items()} | {pa.json_(): "jsonb"}
+
+
+def check_types(schema: pa.Schema, table: Table, traits: TableTraits) -> None:
+    """Refuse columns whose type was changed since the run began. Binary COPY converts nothing: bytes of another type
+    are refused, row by row, or taken for another value."""
+    for field in schema:
+        if pa.types.is_decimal(field.type):
+            type_ = f"numeric({field.type.precision},{field.type.scale})"
+        else:
+            type_ = _ARROW.get(field.type, str(field.type))
+        existing = traits.types.get(field.name, "missing")
+        if not TableColumn(field.name, type_, required=False).takes(existing):
+            raise ConfigError(
+                f"column {field.name!r} of table {table} now has type {existing} instead of {type_}",
+                advice="Alter the column back, or restart the run: a run checks the table when it starts.",
+            )
 
 
 # A string, or -0 as a number of its own, which jsonb would take for 0.

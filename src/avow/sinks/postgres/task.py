@@ -6,24 +6,34 @@ the guarantee's order) or where records come from.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import Error as DatabaseError
+from psycopg import Error as DatabaseError
 
+from avow.arrow import indices
 from avow.errors import ConfigError, ProtocolViolation
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, PipelineConfig
-from avow.sinks.base import DeadLetter, Move, Refusal, Rows, Selection, Written, refuse_whole
-from avow.sinks.postgres import session, store, tables
+from avow.sinks.base import (
+    DEAD_LETTER_COLUMNS,
+    DeadLetter,
+    LedgerUpdate,
+    Refusal,
+    RowChanges,
+    Selection,
+    TaskSink,
+    Written,
+    dead_letter_values,
+    refuse_whole,
+)
+from avow.sinks.postgres import driver, session, tables
 from avow.sinks.postgres.config import PostgresConfig
-from avow.sinks.postgres.letters import select
+from avow.sinks.postgres.copy_format import EncodeError
+from avow.sinks.postgres.dead_letters import select
 from avow.sinks.postgres.session import name
 
 # Columns of the staging table; no payload column is called so.
@@ -31,7 +41,7 @@ DELETED = "avow deleted"  # marks a tombstone (dedupe, upsert)
 ROW = "avow row"  # its number in what was to be written (append)
 
 
-class PostgresTask:
+class PostgresTask(TaskSink):
     """The sink as one task sees it. ``begin`` opens an act, which is one transaction."""
 
     def __init__(self, pipeline: PipelineConfig, run: int) -> None:
@@ -40,9 +50,9 @@ class PostgresTask:
         self._sink = pipeline.sink
         self._run = run
         self._url = pipeline.sink.url.get_secret_value()
-        self._session = session.cached(self._url, store.application(pipeline.name, run))
+        self._session = session.cached(self._url, driver.application(pipeline.name, run))
         self._staged = False
-        self._shape: tables.Shape | None = None
+        self._traits: tables.TableTraits | None = None
 
     @contextmanager
     def act(self) -> Iterator[None]:
@@ -53,92 +63,94 @@ class PostgresTask:
             except DatabaseError:
                 # The cached connection died while nobody used it. Nothing was sent, so nothing can be doubled.
                 session.forget(self._url)
-                self._session = session.cached(self._url, store.application(self._pipeline.name, self._run))
+                self._session = session.cached(self._url, driver.application(self._pipeline.name, self._run))
                 self._session.begin()
-            self._staged, self._shape = False, None
+            self._staged, self._traits = False, None
             yield
             self._session.commit()
         except BaseException:
-            # Also after a lost answer: the outcome is read from the ledger by whoever comes next.
+            # Also after a lost answer: the next attempt reads the outcome from the ledger.
             session.forget(self._url)
             raise
 
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
-        return store.read_entries(self._session, self._pipeline.name, partitions, lock=lock)
+        return driver.read_entries(self._session, self._pipeline.name, partitions, lock=lock)
 
-    def claim(self, moves: Sequence[Move], batch: int) -> None:
-        store.write_claims(self._session, self._pipeline.name, moves, batch)
+    def claim(self, updates: Sequence[LedgerUpdate], batch: int) -> None:
+        driver.write_claims(self._session, self._pipeline.name, updates, batch)
 
-    def tally(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
-        store.write_tally(self._session, self._pipeline.name, done, counts, last)
+    def add_counts(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> None:
+        driver.write_counts(self._session, self._pipeline.name, done, counts, last)
 
-    def write(self, rows: Rows) -> Written:
+    def write(self, rows: RowChanges) -> Written:
         """Put rows into the table (append), or aside until ``finish`` (dedupe, upsert)."""
-        if self._shape is None:  # once in each act: somebody may alter the table between two
-            self._shape = tables.shape(self._session, self._sink.table)
-        shape = self._shape
-        if not self._staged and (self._sink.mode != "append" or shape.needs_insert):
+        if self._traits is None:  # once in each act: the table may be altered between two
+            self._traits = tables.traits(self._session, self._sink.table)
+        traits = self._traits
+        if not self._staged and (self._sink.mode != "append" or traits.row_security):
             self._make_stage(rows.rows.schema.names)
         if self._sink.mode != "append":
-            return self._stage(rows, shape)
-        batch = self._encoded(rows.rows)
-        refused = _too_long(batch, shape)
+            return self._stage(rows, traits)
+        batch = self._encoded(rows.rows, traits)
+        refused = _too_long(batch, traits)
         if self._pipeline.transform is None:  # then every row is a record
-            self._append(batch, refused, shape)
+            self._append(batch, refused, traits)
         else:
-            self._append_records(batch, refused, shape)
+            self._append_records(batch, refused, traits)
         return Written(refused=refused)
 
-    def _append_records(self, batch: pa.RecordBatch, refused: dict[int, str], shape: tables.Shape) -> None:
+    def _append_records(self, batch: pa.RecordBatch, refused: dict[int, str], traits: tables.TableTraits) -> None:
         """As ``_append``, where a record may have several rows: of one that has a bad row none goes in."""
-        offsets = batch.column(self._sink.lineage[2]).to_pylist()
+        offsets = batch.column(self._sink.lineage.offset).to_pylist()
         refused |= refuse_whole(refused, offsets)
         while True:
             self._session.run("SAVEPOINT records")
-            found = dict(refused)
-            self._append(batch, found, shape)
-            whole = refuse_whole(found, offsets)
+            newly_refused = dict(refused)
+            self._append(batch, newly_refused, traits)
+            whole = refuse_whole(newly_refused, offsets)
             refused |= whole
-            if len(whole) == len(found):
+            if len(whole) == len(newly_refused):
                 self._session.run("RELEASE SAVEPOINT records")
                 return
             self._session.run("ROLLBACK TO SAVEPOINT records")
 
-    def _encoded(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _encoded(self, rows: pa.RecordBatch, traits: tables.TableTraits) -> pa.RecordBatch:
         encoded = tables.encode(rows)
         at = encoded.schema.get_field_index(REST_COLUMN)
         if at >= 0:
             encoded = encoded.set_column(at, REST_COLUMN, tables.json_text(encoded.column(at)))
+        tables.check_types(encoded.schema, self._sink.table, traits)
         return encoded
 
-    def _append(self, batch: pa.RecordBatch, refused: dict[int, str], shape: tables.Shape) -> None:
+    def _append(self, batch: pa.RecordBatch, refused: dict[int, str], traits: tables.TableTraits) -> None:
         """Put rows into the table but those in ``refused``; what the server refuses is added to these."""
-        table = self._sink.table
-        if not shape.needs_insert:
-            self._copy(batch, refused, table.name, schema=table.schema)
+        table = tables.full_name(self._sink.table)
+        if not traits.row_security:
+            self._copy(batch, refused, table, traits)
             return
+        # COPY does not go where policies apply.
         numbered = batch.append_column(ROW, pa.array(range(batch.num_rows), pa.int64()))
-        self._copy(numbered, refused, self._stage_name, temporary=True)
+        self._copy(numbered, refused, self._stage_table, traits)
         listed, row = ", ".join(map(name, self._columns)), name(ROW)
 
         def insert(rows: Sequence[int]) -> int:
             taken = self._session.run(
-                f"INSERT INTO {tables.full_name(table)} ({listed}) OVERRIDING SYSTEM VALUE SELECT {listed}"
-                f" FROM {name(self._stage_name)} WHERE {row} BETWEEN {rows[0]} AND {rows[-1]} ORDER BY {row}"
+                f"INSERT INTO {table} ({listed}) OVERRIDING SYSTEM VALUE SELECT {listed}"
+                f" FROM {self._stage_table} WHERE {row} BETWEEN {rows[0]} AND {rows[-1]} ORDER BY {row}"
             )
-            if taken != len(rows):
-                raise self._discarded(len(rows) - taken, shape)
+            self._check_taken(taken, len(rows), traits)
             return taken
 
         self._isolate(_others(batch.num_rows, refused), insert, refused)
-        self._session.run(f"TRUNCATE {name(self._stage_name)}")
+        self._session.run(f"TRUNCATE {self._stage_table}")
 
-    def _copy(self, batch: pa.RecordBatch, refused: dict[int, str], table: str, **where: Any) -> None:
+    def _copy(self, batch: pa.RecordBatch, refused: dict[int, str], table: str, traits: tables.TableTraits) -> None:
         def copy(rows: Sequence[int]) -> int:
             whole = rows[-1] - rows[0] + 1 == len(rows)
-            some = batch.slice(rows[0], len(rows)) if whole else batch.take(pa.array(rows, pa.int64()))
-            self._session.copy(table, some, **where)
-            return 0
+            part = batch.slice(rows[0], len(rows)) if whole else batch.take(indices(rows))
+            taken = self._session.copy(table, part)
+            self._check_taken(taken, len(rows), traits)
+            return taken
 
         self._isolate(_others(batch.num_rows, refused), copy, refused)
 
@@ -148,61 +160,66 @@ class PostgresTask:
         the logarithm of how many are refused. The sum of what ``put`` gives."""
         total, todo = 0, [numbers]
         while todo:
-            some = todo.pop()
-            if not some:
+            part = todo.pop()
+            if not part:
                 continue
             try:
                 with self._session.savepoint():
-                    done = put(some)
+                    done = put(part)
                 total += done
-            except DatabaseError as error:
+            except (DatabaseError, EncodeError) as error:
                 if not self._refuses(error):
                     raise
-                line = 0 if len(some) == 1 else session.refused_line(error)
-                if line is not None and line < len(some):
-                    refused[some[line]] = session.refusal(error)
-                    rest = some[line + 1 :]
-                    todo += [rest[len(rest) // 2 :], rest[: len(rest) // 2], some[:line]]
+                line = 0 if len(part) == 1 else session.refused_line(error)
+                if line is not None and line < len(part):
+                    refused[part[line]] = session.refusal(error)
+                    rest = part[line + 1 :]
+                    todo += [rest[len(rest) // 2 :], rest[: len(rest) // 2], part[:line]]
                 else:
-                    todo += [some[len(some) // 2 :], some[: len(some) // 2]]
+                    todo += [part[len(part) // 2 :], part[: len(part) // 2]]
         return total
 
-    def _refuses(self, error: DatabaseError) -> bool:
+    def _refuses(self, error: session.Failure) -> bool:
         """Whether it is about what is in a row. A policy's refusal of a row has the code of a missing right."""
-        assert self._shape is not None
-        return session.refused(error) or (error.sqlstate == "42501" and self._shape.row_security)
+        assert self._traits is not None
+        return session.refused(error) or (error.sqlstate == "42501" and self._traits.row_security)
 
-    def _discarded(self, count: int, shape: tables.Shape) -> ConfigError:
+    def _check_taken(self, taken: int, count: int, traits: tables.TableTraits) -> None:
+        """Stop if the server took fewer rows than it was given."""
+        if taken != count:
+            raise self._discarded(count - taken, traits)
+
+    def _discarded(self, count: int, traits: tables.TableTraits) -> ConfigError:
         return ConfigError(
-            f"table {self._sink.table} discarded {count} rows that it was given, without an error"
-            + (f" (BEFORE triggers: {shape.triggers})" if shape.triggers else ""),
+            f"table {self._sink.table} discarded {count} inserted rows without an error"
+            + (f" (BEFORE triggers: {traits.triggers})" if traits.triggers else ""),
             advice="Nothing of this batch was written. Let the trigger RAISE EXCEPTION, which makes the record a dead "
-            "letter, leave records out by a transform, or drop the trigger.",
+            "letter, filter records by a transform, or drop the trigger.",
         )
 
     # dedupe and upsert: stage everything, then apply it at once in the order of keys, so that two tasks with the same
     # keys wait for each other and do not deadlock.
 
     @property
-    def _stage_name(self) -> str:
-        return f"avow stage {self._run}"
+    def _stage_table(self) -> str:
+        return f"pg_temp.{name(f'avow stage {self._run}')}"
 
-    def _stage(self, rows: Rows, shape: tables.Shape) -> Written:
-        batch = self._encoded(rows.rows)
-        refused = _too_long(batch, shape)
+    def _stage(self, rows: RowChanges, traits: tables.TableTraits) -> Written:
+        batch = self._encoded(rows.rows, traits)
+        refused = _too_long(batch, traits)
         batch = batch.append_column(DELETED, pa.repeat(False, batch.num_rows))
-        self._copy(batch, refused, self._stage_name, temporary=True)
+        self._copy(batch, refused, self._stage_table, traits)
         if refused and self._pipeline.transform is not None:
-            offset = self._sink.lineage[2]
+            offset = self._sink.lineage.offset
             refused = refuse_whole(refused, batch.column(offset).to_pylist())
             bad = ", ".join({str(batch.column(offset)[row].as_py()) for row in refused})
-            self._session.run(f"DELETE FROM {name(self._stage_name)} WHERE {name(offset)} IN ({bad})")
+            self._session.run(f"DELETE FROM {self._stage_table} WHERE {name(offset)} IN ({bad})")
         if rows.deletes.num_rows:
-            deletes = self._encoded(rows.deletes)
+            deletes = self._encoded(rows.deletes, traits)
             # A key that no column can hold is in no row: there is nothing to delete.
-            impossible = _too_long(deletes, shape)
+            impossible = _too_long(deletes, traits)
             deletes = deletes.append_column(DELETED, pa.repeat(True, deletes.num_rows))
-            self._copy(deletes, impossible, self._stage_name, temporary=True)
+            self._copy(deletes, impossible, self._stage_table, traits)
             self._deletes = True
         return Written(refused=refused)
 
@@ -210,11 +227,11 @@ class PostgresTask:
         listed = ", ".join(map(name, columns))
         extra = f"0::bigint AS {name(ROW)}" if self._sink.mode == "append" else f"false AS {name(DELETED)}"
         self._session.run(
-            f"CREATE TEMP TABLE {name(self._stage_name)} ON COMMIT DROP AS"
+            f"CREATE TEMP TABLE {self._stage_table} ON COMMIT DROP AS"
             f" SELECT {listed}, {extra} FROM {tables.full_name(self._sink.table)} WITH NO DATA"
         )
         if self._sink.mode == "append":  # so that a part that is tried again is found without reading all the others
-            self._session.run(f"CREATE INDEX ON {name(self._stage_name)} ({name(ROW)})")
+            self._session.run(f"CREATE INDEX ON {self._stage_table} ({name(ROW)})")
         self._columns = columns
         self._staged, self._deletes = True, False
 
@@ -235,27 +252,27 @@ class PostgresTask:
             if not self._refuses(error):
                 raise
         # Parts are found by an index from here on, or each would read all that is staged.
-        offset, stage = name(self._sink.lineage[2]), name(self._stage_name)
+        offset, stage = name(self._sink.lineage.offset), self._stage_table
         self._session.run(f"CREATE INDEX ON {stage} ({offset})")
-        found = self._session.query(f"SELECT DISTINCT {offset} FROM {stage} ORDER BY 1")
-        return self._isolate([row[0] for row in found], lambda some: apply(some[0], some[-1] + 1), refused)
+        offsets = self._session.query(f"SELECT DISTINCT {offset} FROM {stage} ORDER BY 1")
+        return self._isolate([row[0] for row in offsets], lambda part: apply(part[0], part[-1] + 1), refused)
 
     def _picked(self, start: int, until: int, order: str, extra: str = "") -> str:
         """One staged row per key of [start, until): the first or the last, in the order of keys."""
-        keys, offset = ", ".join(map(name, self._sink.key)), name(self._sink.lineage[2])
+        keys, offset = ", ".join(map(name, self._sink.key)), name(self._sink.lineage.offset)
         return (
-            f"SELECT * FROM (SELECT DISTINCT ON ({keys}) * FROM {name(self._stage_name)}"
+            f"SELECT * FROM (SELECT DISTINCT ON ({keys}) * FROM {self._stage_table}"
             f" WHERE {offset} >= {start} AND {offset} < {until} ORDER BY {keys}, {offset} {order}) picked{extra}"
         )
 
     def _dedupe(self, start: int, until: int) -> int:
         listed, keys = ", ".join(map(name, self._columns)), ", ".join(map(name, self._sink.key))
-        offset = name(self._sink.lineage[2])
+        offset = name(self._sink.lineage.offset)
         rows = self._session.query(
             f"WITH taken AS (INSERT INTO {tables.full_name(self._sink.table)} ({listed})"
             f" SELECT {listed} FROM ({self._picked(start, until, 'ASC')}) p ORDER BY {keys}"
             f" ON CONFLICT ({keys}) DO NOTHING RETURNING {offset})"
-            f" SELECT (SELECT count(DISTINCT {offset}) FROM {name(self._stage_name)}"
+            f" SELECT (SELECT count(DISTINCT {offset}) FROM {self._stage_table}"
             f" WHERE {offset} >= {start} AND {offset} < {until}) - (SELECT count(DISTINCT {offset}) FROM taken)"
         )
         self._check_discarded(f"({self._picked(start, until, 'ASC')}) p WHERE NOT EXISTS ({self._with_key('p')})")
@@ -291,12 +308,12 @@ class PostgresTask:
 
     def _check_discarded(self, missing: str) -> None:
         """Stop if rows were discarded without an error, which only triggers and row security can do."""
-        assert self._shape is not None
-        if self._shape.needs_insert and (count := self._session.query(f"SELECT count(*) FROM {missing}")[0][0]):
-            raise self._discarded(count, self._shape)
+        assert self._traits is not None
+        if self._traits.may_discard and (count := self._session.query(f"SELECT count(*) FROM {missing}")[0][0]):
+            raise self._discarded(count, self._traits)
 
-    def _same(self, one: str, other: str) -> str:
-        return " AND ".join(f"{one}.{name(key)} = {other}.{name(key)}" for key in self._sink.key)
+    def _same(self, first: str, second: str) -> str:
+        return " AND ".join(f"{first}.{name(key)} = {second}.{name(key)}" for key in self._sink.key)
 
     def _with_key(self, staged: str) -> str:
         return f"SELECT FROM {tables.full_name(self._sink.table)} t WHERE {self._same('t', staged)}"
@@ -309,34 +326,24 @@ class PostgresTask:
             f" OR {old}.{offset} < {new}.{offset})"
         )
 
-    def bury(self, letters: list[DeadLetter]) -> None:
-        """Keep dead letters, in the act that is open. One that is there already is the same record: it stays."""
-        if not letters:
+    def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
+        """Store dead letters, in the act that is open. One that is there already is the same record: it stays."""
+        if not dead_letters:
             return
-        rows = pa.RecordBatch.from_pydict(
-            {
-                "topic": pa.array([letter.topic for letter in letters], pa.string()),
-                "partition": pa.array([letter.partition for letter in letters], pa.int32()),
-                "offset": pa.array([letter.offset for letter in letters], pa.int64()),
-                "timestamp_ms": pa.array([letter.timestamp_ms for letter in letters], pa.int64()),
-                "key": pa.array([letter.key for letter in letters], pa.binary()),
-                "value": pa.array([letter.value for letter in letters], pa.binary()),
-                "headers": pa.array([headers_json(letter.headers) for letter in letters], pa.string()),
-                "reason": pa.array([letter.reason for letter in letters], pa.string()),
-                "detail": pa.array([letter.detail.replace("\0", "\\x00") for letter in letters], pa.string()),
-            }
-        )
+        values = [dead_letter_values(dead_letter) for dead_letter in dead_letters]
+        for row in values:
+            row["detail"] = row["detail"].replace("\0", "\\x00")
         self._session.run_many(
             'INSERT INTO avow.dead_letters (pipeline, topic, partition, "offset", timestamp_ms, key, value, headers,'
             f" reason, detail, run) VALUES ({session.literal(self._pipeline.name)}, $1, $2, $3, $4, $5, $6,"
             f" $7::text::json, $8, $9, {self._run}) ON CONFLICT DO NOTHING",
-            rows,
+            [[row[column] for column in DEAD_LETTER_COLUMNS] for row in values],
         )
 
-    def unbury(self, letters: list[DeadLetter], written: int, skipped: int) -> None:
-        """Take dead letters that were delivered after all out of the graveyard, in the act that is open."""
-        topic, partition = letters[0].topic, letters[0].partition
-        offsets = ", ".join(str(letter.offset) for letter in letters)
+    def remove_dead_letters(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:
+        """Remove dead letters that were delivered after all, in the act that is open."""
+        topic, partition = dead_letters[0].topic, dead_letters[0].partition
+        offsets = ", ".join(str(dead_letter.offset) for dead_letter in dead_letters)
         name_ = self._pipeline.name
         gone = self._session.query(
             f"DELETE FROM avow.dead_letters WHERE pipeline = $1 AND topic = $2 AND partition = {partition}"
@@ -344,11 +351,13 @@ class PostgresTask:
             name_,
             topic,
         )
-        if len(gone) != len(letters) or len(letters) != written + skipped:
-            raise ProtocolViolation(f"{len(gone)} dead letters of {topic}/{partition} were there, not {len(letters)}")
-        counted = f"least(dead, {len(letters)})"  # as ledger.redriven has it
+        if len(gone) != len(dead_letters) or len(dead_letters) != written + skipped:
+            raise ProtocolViolation(
+                f"{len(gone)} dead letters of {topic}/{partition} were removed instead of {len(dead_letters)}"
+            )
+        counted = f"least(dead, {len(dead_letters)})"  # as ledger.redriven has it
         self._session.run(
-            f"UPDATE avow.ledger SET read = read + {len(letters)} - {counted}, dead = dead - {counted},"
+            f"UPDATE avow.ledger SET read = read + {len(dead_letters)} - {counted}, dead = dead - {counted},"
             f" written = written + {written}, skipped = skipped + {skipped}"
             f" WHERE pipeline = $1 AND topic = $2 AND partition = {partition}",
             name_,
@@ -356,7 +365,7 @@ class PostgresTask:
         )
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        """Chosen dead letters, held until the act ends."""
+        """Selected dead letters, locked until the act ends."""
         others = self._session.query(
             "SELECT table_name FROM avow.pipelines WHERE pipeline = $1 AND table_oid <> to_regclass($2)::oid::bigint",
             self._pipeline.name,
@@ -364,9 +373,9 @@ class PostgresTask:
         )
         if others:
             raise ConfigError(
-                f"pipeline {self._pipeline.name} has delivered into table {others[0][0]}, and sink.table is "
-                f"{self._sink.table} now",
-                advice="Redrive into the table that the pipeline runs with.",
+                f"pipeline {self._pipeline.name} has delivered into table {others[0][0]}, but sink.table is now "
+                f"{self._sink.table}",
+                advice="Set sink.table to the table that the pipeline delivers into.",
             )
         return select(self._session, self._pipeline.name, selection, limit, lock=True)
 
@@ -376,10 +385,10 @@ def _others(count: int, refused: Collection[int]) -> Sequence[int]:
     return [row for row in range(count) if row not in refused] if refused else range(count)
 
 
-def _too_long(batch: pa.RecordBatch, shape: tables.Shape) -> dict[int, str]:
+def _too_long(batch: pa.RecordBatch, traits: tables.TableTraits) -> dict[int, str]:
     """Rows with a text that a varchar(n) would refuse, or cut without a word, if what is too much are spaces."""
     refused: dict[int, str] = {}
-    for column, length in shape.lengths.items():
+    for column, length in traits.lengths.items():
         at = batch.schema.get_field_index(column)
         if at < 0:
             continue
@@ -387,8 +396,3 @@ def _too_long(batch: pa.RecordBatch, shape: tables.Shape) -> dict[int, str]:
             why = f"column {column!r}: value too long for type character varying({length}) (SQLSTATE 22001)"
             refused.setdefault(row, Refusal(why, "22001"))
     return refused
-
-
-def headers_json(headers: list[tuple[str, bytes | None]]) -> str:
-    """Headers as JSON pairs. Their values are any bytes, so they are base64; ASCII, so that any key can be kept."""
-    return json.dumps([[key, None if value is None else base64.b64encode(value).decode()] for key, value in headers])

@@ -1,0 +1,32 @@
+"""Formats: what the bytes of a record mean. Each is a package with everything of its own.
+
+``FORMATS`` has them by ``decode.format``; ``decoder`` opens a pipeline's own, behind the checks that every record
+passes first. Nothing is ever coerced: a record either fits the columns exactly, or it is a dead letter with a reason.
+
+Owns: the way to a plugin. Must not know: any one of them, sinks, Spark. Neighbours: ``base`` (the contract),
+``avow.plugins`` (which finds them) and the engines' task, which calls ``decode`` once for each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from avow import extras, plugins
+from avow.formats.base import Decoder, FormatPlugin
+from avow.settings import PipelineConfig
+
+__all__ = ["FORMATS", "decoder", "plugin_of"]
+
+FORMATS: Mapping[str, FormatPlugin] = plugins.FORMATS
+
+
+def plugin_of(pipeline: PipelineConfig) -> FormatPlugin:
+    return FORMATS[pipeline.decode.format]
+
+
+def decoder(pipeline: PipelineConfig, *, refuse_nul: bool) -> Decoder:
+    """The decoder of a pipeline. ``refuse_nul``: the sink cannot hold NUL in text."""
+    from avow.formats.checksum import CheckedDecoder
+
+    with extras.named():
+        return CheckedDecoder(plugin_of(pipeline).decoder(pipeline, refuse_nul=refuse_nul))

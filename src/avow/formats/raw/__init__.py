@@ -1,0 +1,1 @@
+"""``decode.format = "raw"`` and ``"string"``: the record's own key and value, as bytes or as text."""

@@ -1,0 +1,171 @@
+"""An avow command as a real subprocess: started, killed, paused, and inspected.
+
+Each driver is in its own session, so that its children can be found and ended by pid. Owns: the process and its log.
+Must not know: why it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
+
+import psutil
+
+from avow.local.part import living
+
+DAEMON = "avow.engines.daemon"  # the module that forks Python workers
+STOP_S = 60
+
+
+class DriverProcess:
+    """One ``avow run FILE``, ``avow consume`` or ``avow dead-letters redrive``."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.log = log
+        self._seen: dict[int, psutil.Process] = {}
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "avow.prove.hooked", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
+        self.pid = self._child.pid
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._child.poll()
+
+    @property
+    def alive(self) -> bool:
+        return self.code is None
+
+    def wait(self, timeout_s: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._child.wait(timeout_s)
+        return None
+
+    def process_tree(self) -> list[psutil.Process]:
+        """The driver, its JVM and its Python workers; also those whose parent has died since they were seen."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid) if self.alive else None  # afterwards the pid may be somebody else's
+            for child in () if process is None else (process, *process.children(recursive=True)):
+                self._seen[child.pid] = child
+        return [child for child in self._seen.values() if living(child)]
+
+    def jvm(self) -> psutil.Process | None:
+        return next((process for process in self.process_tree() if "java" in _name(process)), None)
+
+    def workers(self) -> list[psutil.Process]:
+        """Python workers: the forks of the daemon, which has the same command line as they have. The JVM's names the
+        daemon too, as a setting."""
+        daemons = {
+            process.pid for process in self.process_tree() if DAEMON in _line(process) and "java" not in _name(process)
+        }
+        return [process for process in self.process_tree() if process.pid in daemons and _parent(process) in daemons]
+
+    def kill(self) -> list[int]:
+        """kill -9 of everything. Gives the pids that are gone."""
+        process_tree = self.process_tree()
+        signal(process_tree, SIGKILL)
+        self._child.wait()
+        gone, _ = psutil.wait_procs(process_tree, 20)
+        return [process.pid for process in gone]
+
+    def kill_driver_only(self) -> None:
+        """kill -9 of the Python driver only: its JVM and tasks live on for a moment."""
+        self.process_tree()
+        self._child.send_signal(SIGKILL)
+        self._child.wait()
+
+    def pause(self) -> bool:
+        """SIGSTOP the whole process tree. True once it is stopped, which takes a moment."""
+        signal(self.process_tree(), SIGSTOP)
+        deadline = time.monotonic() + 5
+        while not self.paused and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.paused
+
+    def resume(self) -> None:
+        signal(self.process_tree(), SIGCONT)
+
+    @property
+    def paused(self) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return stopped(psutil.Process(self.pid))
+        return False
+
+    def stop(self) -> int | None:
+        """SIGTERM: end after the current batch. Killed after a time-out."""
+        if self.alive:
+            self._child.send_signal(SIGTERM)
+            if self.wait(STOP_S) is None:
+                self.kill()
+        return self.code
+
+    def end(self) -> None:
+        """Whatever state it is in, nothing of it is left."""
+        self.resume()
+        self.kill()
+
+    def logged(self, pattern: str) -> bool:
+        """Whether its log has a line like that."""
+        return re.search(pattern, self.log.read_text(errors="replace")) is not None
+
+    def last_error(self) -> str:
+        """The last error in its log, or its last line."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["nothing"])[-1].removeprefix("error: ")[:300]
+
+
+def signal(processes: list[psutil.Process], number: Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def stopped(process: psutil.Process) -> bool:
+    """Whether it is stopped by SIGSTOP."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
+def kill_process(process: psutil.Process) -> bool:
+    """kill -9; whether it died of that."""
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(SIGKILL)
+        deadline = time.monotonic() + 10
+        while living(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not living(process)
+    return False
+
+
+def _line(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return process.name()
+    return ""
+
+
+def _parent(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        return process.ppid()
+    return -1

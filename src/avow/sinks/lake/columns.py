@@ -1,0 +1,127 @@
+"""The columns that a lake table must have for a pipeline's rows, and how an existing table differs from that.
+
+Owns: that comparison. Must not know: any format, commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from avow.arrow import arrow_type
+from avow.errors import ConfigError
+from avow.schema import Array, Field, Map, Struct, Type
+from avow.settings import REST_COLUMN
+from avow.sinks.lake.config import LakeConfig
+from avow.sinks.lake.table import LakeTable, TableLayout
+
+
+def table_layout(fields: tuple[Field, ...], sink: LakeConfig, table: LakeTable, *, rest: bool) -> TableLayout:
+    """What the table must have: the payload, ``_rest`` where unknown fields are kept, and the lineage."""
+    topic, partition, offset, timestamp = sink.lineage
+    columns = [
+        pa.field(
+            field.name, table.storable(arrow_type(field.type)), nullable=not (field.required or field.name in sink.key)
+        )
+        for field in fields
+    ]
+    columns += [pa.field(REST_COLUMN, pa.string())] if rest else []
+    columns += [
+        pa.field(topic, pa.string(), nullable=False),
+        pa.field(partition, pa.int32(), nullable=False),
+        pa.field(offset, pa.int64(), nullable=False),
+        pa.field(timestamp, pa.timestamp("us", "UTC")),
+    ]
+    schema = pa.schema(columns)
+    required = frozenset(path for field in fields for path in _required(field.type, field.name))
+    by = sink.partition_by
+    if by is None:
+        return TableLayout(schema, required=required)
+    if problem := sink.partition_problem(fields):
+        raise ConfigError(f"sink.partition_by: {problem[0]}", advice=f"Allowed is {problem[1]}.")
+    if not by.day:
+        return TableLayout(schema, schema.field(by.column), required=required)
+    return TableLayout(schema, pa.field(f"{by.column}_day", pa.date32()), by.column, required)
+
+
+def differences(wanted: TableLayout, table: LakeTable) -> list[str]:
+    table_fields = {field.name: field for field in table.schema()}
+    lines = []
+    for field in wanted.schema:
+        existing = table_fields.get(field.name)
+        if existing is None:
+            lines.append(f"column {field.name!r} ({field.type}) is missing")
+        elif not same_type(existing.type, field.type):
+            lines.append(f"column {field.name!r} has type {existing.type} instead of {field.type}")
+        else:
+            stricter = [path for path in _stricter(existing, field, field.name) if path not in wanted.required]
+            lines += [f"column {path!r} is NOT NULL, but the pipeline's column is nullable" for path in stricter]
+    ours = {*wanted.schema.names, *([wanted.partition.name] if wanted.partition is not None else [])}
+    lines += [
+        f"column {name!r} is NOT NULL, but the pipeline does not write it"
+        for name, existing in table_fields.items()
+        if name not in ours and not existing.nullable
+    ]
+    return lines
+
+
+def _stricter(existing: pa.Field, wanted: pa.Field, path: str) -> Iterator[str]:
+    """Where a table's values, or parts of them, must be there, and ours may be null."""
+    if wanted.nullable and not existing.nullable:
+        yield path
+    for name, theirs, ours in _parts(existing.type, wanted.type):
+        yield from _stricter(theirs, ours, f"{path}.{name}")
+
+
+def _parts(existing: pa.DataType, wanted: pa.DataType) -> Iterator[tuple[str, pa.Field, pa.Field]]:
+    if pa.types.is_struct(wanted):
+        yield from ((field.name, existing.field(field.name), field) for field in wanted.fields)
+    elif pa.types.is_map(wanted):
+        yield "value", existing.item_field, wanted.item_field
+    elif pa.types.is_list(wanted):
+        yield "element", existing.value_field, wanted.value_field
+
+
+def _required(type_: Type, path: str) -> Iterator[str]:
+    """The parts of a declared type that are never null, by their paths."""
+    match type_:
+        case Struct():
+            for field in type_.fields:
+                yield from [f"{path}.{field.name}"] if field.required else []
+                yield from _required(field.type, f"{path}.{field.name}")
+        case Array():
+            yield from _required(type_.element, f"{path}.element")
+        case Map():
+            yield from _required(type_.value, f"{path}.value")
+
+
+def same_type(first: pa.DataType, second: pa.DataType) -> bool:
+    """Whether two types hold the same values: Arrow has several types for one type of a table."""
+    return bool(_plain(first) == _plain(second))
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return pa.string()
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(pa.field("element", _plain(type_.value_type)))
+    if pa.types.is_map(type_):
+        return pa.map_(_plain(type_.key_type), pa.field("value", _plain(type_.item_type)))
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in type_.fields])
+    if pa.types.is_timestamp(type_):
+        return pa.timestamp(type_.unit, "UTC" if type_.tz else None)
+    return type_
+
+
+def refuse_differences(shown: str, lines: Sequence[str], *, evolves: bool) -> None:
+    """``evolves``: what sink.evolve = "add" can do was done."""
+    if lines:
+        add = "" if evolves or not any("is missing" in line for line in lines) else ', set sink.evolve = "add"'
+        raise ConfigError(
+            f"table {shown} does not fit this pipeline's rows:\n" + "\n".join(f"  {line}" for line in lines),
+            advice=f"Alter the table or decode.schema (docs/PIPELINE.md){add}, or name a new table.",
+        )
