@@ -7,10 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.serializers import FromInputFile, ToOutputFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV1, TableMetadataV2
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from avow.sinks.iceberg.catalog import CachedTransaction, CachingSqlCatalog, open_catalog, without_history
 
@@ -59,3 +61,22 @@ def test_another_reader_finds_every_snapshot(settings: dict[str, str]) -> None:
     assert found.scan().to_arrow().num_rows == 5 * ROWS.num_rows
     catalog.close()
     plain.close()
+
+
+def test_two_open_a_new_catalog_at_once(settings: dict[str, str]) -> None:
+    others = []
+
+    def before_create(*_: object, **__: object) -> None:  # pyiceberg has looked, and found no tables
+        others.append(load_catalog("default", **settings))
+
+    event.listen(SqlCatalogBaseTable.metadata, "before_create", before_create, once=True)
+    catalog = open_catalog(settings)
+    catalog.create_namespace("a")
+    assert [other.list_namespaces() for other in others] == [[("a",)]]
+    for opened in (catalog, *others):
+        opened.close()
+
+
+def test_a_database_that_does_not_open_is_an_error(settings: dict[str, str]) -> None:
+    with pytest.raises(OperationalError, match="unable to open database file"):
+        open_catalog(settings | {"uri": "sqlite:////no/such/folder/catalog.db"})

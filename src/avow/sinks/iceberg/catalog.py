@@ -19,6 +19,9 @@ from pyiceberg.table import CommitTableResponse, StagedTable, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSnapshotUpdate, SetPropertiesUpdate, SetSnapshotRefUpdate
 from pyiceberg.typedef import Identifier
+from sqlalchemy.exc import DBAPIError
+
+from avow.retry import random_pauses, retry
 
 _NEED_NO_HISTORY = (AddSnapshotUpdate, SetPropertiesUpdate, SetSnapshotRefUpdate)
 
@@ -82,6 +85,12 @@ class CachingSqlCatalog(SqlCatalog):
 
 
 def open_catalog(settings: dict[str, str]) -> Catalog:
+    """A new SQL catalog's tables are created by who opens it first. Two who do so at once both find none, and the
+    second one's CREATE TABLE fails: it tries again, and finds them."""
+    return retry(lambda: _open_catalog(settings), DBAPIError, random_pauses(0.1, 0.5, attempts=4))
+
+
+def _open_catalog(settings: dict[str, str]) -> Catalog:
     catalog = load_catalog(settings.get("name", "default"), **settings)
     if type(catalog) is SqlCatalog:
         catalog.close()
