@@ -141,7 +141,7 @@ def _behind_query(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iter
         note = sql.take_note(job.work)
         if note is None:
             return
-        tp = note.where
+        tp = note.tp
     rows = itertools.chain([first] if first is not None else [], filled)
     with table.open_reading(job.work.pipeline, job.snapshot) as reading:
         yield from _to_batches(job, tp, sql.prepared(rows, job.work, tp, note)(job.work.ranges[tp]), reading)

@@ -132,12 +132,12 @@ class SparkLease:
         pipeline: PipelineConfig,
         make: Callable[[bool], SparkSession],
         given: SparkSession | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._pipeline = pipeline
         self._make = make
         self._given = given
-        self._tell = tell
+        self._on_event = on_event
         self._session: SparkSession | None = None
         self._own: _Started | None = None
 
@@ -159,7 +159,7 @@ class SparkLease:
         session = self._given or (_active() if _started is None else None)
         if session is not None:
             if self._pipeline.spark:
-                self._tell("the settings in [spark] are not applied: the Spark session was made by the caller")
+                self._on_event("the settings in [spark] are not applied: the Spark session was made by the caller")
             check_session(session, self._pipeline)
         return session
 
@@ -171,7 +171,7 @@ class SparkLease:
         else:
             _started.users += 1
             if self._pipeline.spark:
-                self._tell("the settings in [spark] are not applied: the Spark session is shared with another run")
+                self._on_event("the settings in [spark] are not applied: the Spark session is shared with another run")
         self._own = _started
         assert self._own is not None
         return self._own.session
@@ -371,7 +371,7 @@ def _reach_master(master: str) -> None:
 def warm_up(spark: SparkSession) -> None:
     """Start the Python workers while the driver still prepares: they are the first batch's slow part.
 
-    Whatever goes wrong here goes wrong in the first batch as well, and is told there.
+    Whatever goes wrong here goes wrong in the first batch as well, and is reported there.
     """
 
     def one_job() -> None:
@@ -383,16 +383,16 @@ def warm_up(spark: SparkSession) -> None:
 
 def _ask_executor(spark: SparkSession) -> str:
     """The version of avow where tasks run."""
-    (answer,) = spark.range(1, numPartitions=1).mapInArrow(_tell_version, "version string").collect()
+    (answer,) = spark.range(1, numPartitions=1).mapInArrow(_report_version, "version string").collect()
     return str(answer.version)
 
 
-def _tell_version(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _report_version(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in rows:  # one row
         yield pa.RecordBatch.from_arrays([binaries(__version__.encode()).cast(pa.string())], ["version"])
 
 
-def meet_executors(spark: SparkSession, stop: threading.Event, tell: Callable[[str], None]) -> None:
+def meet_executors(spark: SparkSession, stop: threading.Event, on_event: Callable[[str], None]) -> None:
     """One small task on the cluster, before anything is claimed: does it give executors, and have they this avow?
 
     Spark waits for executors without end and without a word, and a missing package would look like a failure that may
@@ -406,7 +406,7 @@ def meet_executors(spark: SparkSession, stop: threading.Event, tell: Callable[[s
             break
         except TimeoutError:
             if time.monotonic() > late_at:
-                tell("waiting for executors: the cluster has given none yet, see the master's page")
+                on_event("waiting for executors: the cluster has given none yet, see the master's page")
                 late_at = math.inf
         except SPARK_ERRORS as error:
             raise ConfigError(f"the executors cannot run avow: {_cause(error)}", advice=EXECUTORS_ADVICE) from error

@@ -61,11 +61,11 @@ Begin = Callable[[Iterator[pa.RecordBatch], BatchWork], tuple[TopicPartition, Ra
 
 @dataclass(slots=True)
 class Note:
-    """What the decoding half of a task tells the writing half, beside the rows."""
+    """What the decoding half of a task passes to the writing half, beside the rows."""
 
-    where: TopicPartition
+    tp: TopicPartition
     offsets: list[np.ndarray] = field(default_factory=list)  # of every visible record
-    letters: list[DeadLetter] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
     deletes: list[pa.RecordBatch] = field(default_factory=list)
     last: Fingerprint | None = None
     stop: TooManyDeadLetters | None = None  # more than the run takes: what is here ends before the range does
@@ -172,7 +172,7 @@ def decode_frame(frame: DataFrame, work: BatchWork, begin: Begin, *, stops: bool
             except TooManyDeadLetters as stop:
                 note.stop = stop
                 break
-            note.letters += part.dead_letters
+            note.dead_letters += part.dead_letters
             note.deletes.append(part.rows.deletes)
             note.last = part.last
             yield _headers(part.rows.rows, work.pipeline, headers_to_text)
@@ -229,13 +229,13 @@ def prepared(
             columns = batch.schema
             seen.append(numbers(batch.column(offset)))
             yield Prepared(RowChanges(batch, batch.slice(0, 0)), np.empty(0, np.int64))
-        told = note or take_note(work)
-        assert told is not None
-        assert told.where == where
-        if told.stop is not None:
-            raise told.stop
-        if told.offsets:
-            yield _told(told, todo, columns, np.concatenate(seen), offset)
+        note_taken = note or take_note(work)
+        assert note_taken is not None
+        assert note_taken.tp == where
+        if note_taken.stop is not None:
+            raise note_taken.stop
+        if note_taken.offsets:
+            yield _rest_of_range(note_taken, todo, columns, np.concatenate(seen), offset)
 
     return prepare
 
@@ -264,7 +264,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _told(note: Note, todo: OffsetRange, columns: pa.Schema | None, seen: np.ndarray, offset: str) -> Prepared:
+def _rest_of_range(note: Note, todo: OffsetRange, columns: pa.Schema | None, seen: np.ndarray, offset: str) -> Prepared:
     """The records behind the rows: how many there were, which are dead, and which keys are to be deleted."""
     offsets = np.concatenate(note.offsets)
     if not np.isin(seen, offsets).all():
@@ -275,6 +275,6 @@ def _told(note: Note, todo: OffsetRange, columns: pa.Schema | None, seen: np.nda
     return Prepared(
         RowChanges(pa.RecordBatch.from_pylist([], schema=columns or batch.schema), batch),
         offsets[offsets >= todo.start],
-        [letter for letter in note.letters if letter.offset >= todo.start],
+        [letter for letter in note.dead_letters if letter.offset >= todo.start],
         last=note.last,
     )
