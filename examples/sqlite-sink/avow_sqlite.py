@@ -48,7 +48,7 @@ LOCK_S = 30  # how long a writer waits for another one
 ROWS_AT_ONCE = 10_000  # of an audit
 ARROW = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary(), "null": pa.null()}
 ENTRY = ", ".join(base.ENTRY_COLUMNS)
-DEAD_LETTER = 'topic, partition, "offset", timestamp_ms, key, value, headers, reason, detail'
+DEAD_LETTER = ", ".join(f'"{column}"' for column in base.DEAD_LETTER_COLUMNS)
 MINE = "pipeline = ? AND tbl = ?"  # positions belong to the table: another one begins anew
 AT = f"{MINE} AND topic = ? AND partition = ?"
 SCHEMA = f"""
@@ -159,7 +159,7 @@ class Database:
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
         found = self._dead_letters(selection, DEAD_LETTER, f"ORDER BY 1, 2, 3 LIMIT {limit}")
-        return [DeadLetter(*(*row[:6], base.headers_from_text(row[6]), *row[7:])) for row in found]
+        return [base.dead_letter_of(row) for row in found]
 
 
 class SqliteDriver(Database, base.DriverSink):
@@ -263,13 +263,8 @@ class SqliteTask(Database, base.TaskSink):
             try:
                 taken = sum(self._db.execute(insert, [*map(_stored, *row)]).rowcount for _, row in record)
                 self._repeated += self._sink.mode == "dedupe" and not taken
-            except (
-                sqlite3.IntegrityError,
-                sqlite3.DataError,
-                ValueError,
-            ) as error:  # all of its rows, or a redrive would double some
-                self._db.execute("ROLLBACK TO record")
-                # With all of its rows, or a redrive would double some.
+            except (sqlite3.IntegrityError, sqlite3.DataError, ValueError) as error:
+                self._db.execute("ROLLBACK TO record")  # with all of its rows, or a redrive would double some
                 refused |= dict.fromkeys((number for number, _ in record), base.Refusal(str(error)))
             self._db.execute("RELEASE record")
         if rows.deletes.num_rows:
@@ -283,9 +278,8 @@ class SqliteTask(Database, base.TaskSink):
     def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
         self._lock()
         for one in dead_letters:
-            record = (one.offset, one.timestamp_ms, one.key, one.value, base.headers_text(one.headers))
-            why = (one.reason, one.detail, datetime.now(UTC).timestamp())
-            self._insert("avow_dead_letters", *self._at(one), *record, *why)
+            values = base.dead_letter_values(one).values()
+            self._insert("avow_dead_letters", *self._mine, *values, datetime.now(UTC).timestamp())
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
         self._lock()

@@ -187,7 +187,7 @@ class DeadLetterPreview:
     timestamp_ms: int
     reason: str
     detail: str
-    head: bytes | None  # of the value, no more than GLIMPSE_BYTES
+    head: bytes | None  # of the value, no more than PREVIEW_BYTES
     size: int  # of the value
 
 
