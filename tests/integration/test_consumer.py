@@ -86,13 +86,15 @@ def test_upsert_and_a_python_transform(scenario: Make) -> None:
 def test_a_transform_is_not_called_by_two_threads_at_once(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Users write them for Spark, where each process has its own. Without one, ranges are delivered side by side."""
     calling: list[int] = []
-    most: list[int] = []
+    together = threading.Event()
+    wait_s = 0.05
     real = task._decode
 
     def watched(*given: Any) -> Any:
         calling.append(1)
-        most.append(len(calling))
-        time.sleep(0.05)
+        if len(calling) > 1:
+            together.set()
+        together.wait(wait_s)
         try:
             return real(*given)
         finally:
@@ -102,14 +104,14 @@ def test_a_transform_is_not_called_by_two_threads_at_once(scenario: Make, monkey
     monkeypatch.setattr(consumer, "LANES_MAX", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     upsert = ('mode = "upsert"', 'key = ["id"]')
-    for transform, expected in (("tests.transforms:even_with_cents", 1), ("", 2)):
-        most.clear()
+    for transform, expected, wait_s in (("tests.transforms:even_with_cents", False, 0.05), ("", True, 20.0)):
+        together.clear()
         s = scenario(partitions=8)
         s.produce([json.dumps({"id": n, "account": "a", "amount": n}).encode() for n in range(2_000)])
         sections = {"transform": f'python = "{transform}"'} if transform else {}
         # What does not come at once is in the next batch, of several partitions.
         s.drain(s.file(sink=into_postgres.sink(s, *upsert), batch='interval = "500ms"', **sections), "consumer")
-        assert max(most) == expected
+        assert together.is_set() == expected
 
 
 def test_markers_and_aborted_records_are_claimed(scenario: Make) -> None:
