@@ -135,7 +135,8 @@ def plain(text: str) -> str:
 )
 @click.version_option(package_name="avow", message="%(prog)s %(version)s")
 def main() -> None:
-    """avow moves Kafka topics into PostgreSQL, a data lake or another topic, on Spark.
+    """avow moves Kafka topics into PostgreSQL, a data lake or another topic, on Spark or
+    without a JVM.
 
     The delivery guarantee is one declared word (at-most-once, at-least-once, exactly-once), kept by the
     protocol, proven by fault injection, and checked by an audit.

@@ -195,6 +195,7 @@ def exit_code(verdicts: Counter[CellVerdict]) -> int:
 
 
 def _list(cells: list[Cell]) -> None:
+    names = max((len(cell.fault.name) for cell in cells), default=0)
     for cell in cells:
         fault = cell.fault
         expected = f"must show {cell.must_show}" if cell.must_show else ""
@@ -203,5 +204,5 @@ def _list(cells: list[Cell]) -> None:
         if cell.canary:
             expected = "must be judged broken"
         column = f"{cell.sink}/{cell.mode}/{cell.engine}"
-        text = f"{fault.number or '':>2}  {fault.name:<22}{cell.guarantee:<15}{column:<31}{fault.title}"
+        text = f"{fault.number or '':>2}  {fault.name:<{names}}  {cell.guarantee:<13}  {column:<29}  {fault.title}"
         click.echo(f"{text} ({expected})" if expected else text)
