@@ -66,6 +66,14 @@ def test_everything_passes(proxy: Proxy) -> None:
     assert (counts.connections, counts.up_bytes, counts.down_bytes) == (1, 5, 8)
 
 
+def test_a_stop_with_connections_open_is_silent(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(connect(proxy)) as client:
+        ask(client, b"x")
+        proxy.stop()
+        assert ended(client)
+    assert not caplog.records
+
+
 def test_a_cut_ends_connections_and_lets_none_in_until_the_heal(proxy: Proxy) -> None:
     with closing(connect(proxy)) as client:
         ask(client, b"x")

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 CALL_TIMEOUT_S = 10
@@ -40,7 +41,7 @@ class LoopbackServer(ABC):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def _end(self) -> None:
         self._server.close()
@@ -48,6 +49,10 @@ class LoopbackServer(ABC):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.CancelledError):  # by _end; asyncio would print a traceback for it
+            await self._accept(reader, writer)
 
     @abstractmethod
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
