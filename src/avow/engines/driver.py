@@ -431,7 +431,8 @@ class RunDriver:
         return sum(late), time.time() - self._oldest if late and self._oldest is not None else None
 
     def publish_now(self) -> None:
-        """Let lag tools see the positions, and wait for it. It is a courtesy: the truth is in the ledger."""
+        """Commit the positions to the consumer group, for lag tools, and wait for it. Best-effort: nothing reads them
+        back."""
         self._collect(wait=True)
         self._moved = False
         self._publisher.publish(self.positions, group=True, lag=False)
