@@ -44,6 +44,10 @@ class ConfigError(AvowError):
     exit_code = 2
 
 
+class PositionGone(ConfigError):
+    """The ledger has lost the position of a partition while a run delivers it."""
+
+
 class LocalError(AvowError):
     """Something is missing or taken on this machine."""
 

@@ -30,9 +30,9 @@ from tests.kafka_stage import read
 
 from avow import native, sinks
 from avow.engines import columns, consumer, driver, spark, task
-from avow.engines.isolation import BatchPart
+from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
-from avow.errors import ConfigError, NotDrained, SinkError, Superseded, TopicRecreated
+from avow.errors import ConfigError, NotDrained, SinkError, SourceError, Superseded, TopicRecreated
 from avow.kafka import group, metadata
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import reader
@@ -589,6 +589,32 @@ def test_records_of_a_topic_made_again_are_not_written(scenario: Make) -> None:
             task.deliver(task.decoded(read, pipeline), planned, work, sink)
     assert s.ids() == dict.fromkeys(range(10), 1)
     assert s.positions() == {0: 10}
+
+
+def test_a_topic_made_again_is_named_also_where_the_ledger_went_with_it(scenario: Make) -> None:
+    """With a topic, Kafka deletes what groups have committed of it, and for the Kafka sink that is the ledger."""
+    s = scenario(partitions=1)
+    path = s.file(sink=into_kafka.sink(f"{s.topic}-out"))
+    pipeline = s.load(path, "consumer")
+    s.produce(payment(n) for n in range(10))
+    s.drain(path, "consumer")
+    with closing(driver.RunDriver(pipeline, Observer())) as one:
+        one.prepare(columns.sink_columns(pipeline))
+        one.begin()
+        remake(s)
+        s.produce(payment(n) for n in range(100, 150))
+        until(lambda: not positions_of(s.cluster, s.name))
+        planned = OffsetRange(s.topic, 0, 10, 50)
+
+        def execute(work: task.BatchWork) -> driver.Executed:
+            sink = sinks.task_sink(pipeline, one.run, work.task_context)
+            task.deliver(task.decoded(reader(pipeline.source, pipeline.name).read, pipeline), planned, work, sink)
+            return [], None
+
+        isolation = Isolation((SourceError, *driver.STOPS.values()), print)
+        with pytest.raises(TopicRecreated, match="is read as topic id"):
+            one.deliver({TopicPartition(s.topic, 0): planned}, execute, isolation, threading.Event())
+    assert into_kafka.ids(read(s.cluster.bootstrap, f"{s.topic}-out")) == list(range(10))
 
 
 @pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])

@@ -33,12 +33,13 @@ from avow.engines.causes import trace, translated
 from avow.engines.columns import Columns
 from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
-from avow.engines.task import BatchWork, commit_task_outputs
+from avow.engines.task import BatchWork, check_topics, commit_task_outputs
 from avow.errors import (
     AvowError,
     ConfigError,
     LogTruncated,
     NotDrained,
+    PositionGone,
     ProtocolViolation,
     RetentionLoss,
     SinkError,
@@ -68,6 +69,7 @@ STOPS: dict[str, type[AvowError]] = {
     for stop in (
         ConfigError,
         LogTruncated,
+        PositionGone,
         ProtocolViolation,
         RetentionLoss,
         Superseded,
@@ -363,7 +365,11 @@ class RunDriver:
                 return
             with isolation.trying(part):
                 work = self._work(part)
-                task_outputs, counts = execute(work)
+                try:
+                    task_outputs, counts = execute(work)
+                except PositionGone:
+                    check_topics(work, self.log)  # a ledger in a consumer group goes with its topic
+                    raise
                 self._finish(work, task_outputs, counts, started)
             started = time.monotonic()
 

@@ -33,7 +33,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pydantic import SecretStr
 
 from avow.client_cache import ClientCache
-from avow.errors import AvowError, ConfigError, SinkError, TopicRecreated
+from avow.errors import AvowError, ConfigError, PositionGone, SinkError, TopicRecreated
 from avow.kafka import committed
 from avow.kafka.admin import Admin, several
 from avow.kafka.connect import Connection, flushed, in_time, unless_refused
@@ -514,7 +514,7 @@ def cached(pipeline: PipelineConfig) -> KafkaClients:
 
 def expect(stored: StoredEntry | None, tp: TopicPartition) -> StoredEntry:
     if stored is None:
-        raise ConfigError(
+        raise PositionGone(
             f"the position of {tp} is gone from the consumer group while the pipeline runs: the group or its "
             "offsets were deleted",
             advice="Nothing of this range was claimed. Start the pipeline again: it stops with the offsets at which "
