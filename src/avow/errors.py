@@ -4,6 +4,7 @@
 
     AvowError                 exit 1   anything avow raises on purpose
     ├── ConfigError           exit 2   the pipeline file or the command line is not valid, or access is denied
+    │   └── PositionGone      -        the ledger has lost a position that a run had: say why at the next start
     ├── LocalError            exit 3   this machine: no Java, a port is taken, a jar cannot be fetched
     ├── SourceError           exit 4   a Kafka request failed, also after retries
     │   ├── TopicRecreated    exit 10  the topic is not the one the ledger knows
