@@ -41,6 +41,7 @@ from avow.engines.isolation import Isolation
 from avow.engines.progress import Observer
 from avow.engines.task import (
     BatchWork,
+    Confirm,
     RangeReport,
     can_join,
     check_topics,
@@ -119,6 +120,22 @@ class _Lanes:
             thread.shutdown()
 
 
+class _TopicChecks:
+    """``check_topics`` in a thread of its own, while the records in question are decoded and written."""
+
+    def __init__(self, pipeline: PipelineConfig) -> None:
+        self._log = Log(pipeline.source, pipeline.name)
+        self._thread = ThreadPoolExecutor(1, "topic-check")
+
+    def begin(self, work: BatchWork) -> Confirm:
+        """To be called after the records were read. What it gives waits for the outcome, and raises it."""
+        return self._thread.submit(check_topics, work, self._log).result
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._log.close()
+
+
 class ConsumerAttempt:
     """From the ledger to the first failure. ``fresh``: the partitions there were when the run began, of topics that the
     ledger did not know then; only these begin at the declared start. ``ends``: where to stop, if it is to stop by
@@ -153,12 +170,14 @@ class ConsumerAttempt:
             advice="It is retried from the ledger. If it persists, check the brokers and the topics' leaders.",
         )
         # A transform of the user's is not called by two threads at once.
+        self._topic_checks = _TopicChecks(pipeline)
         self._lanes = _Lanes(1 if pipeline.transform else min(os.cpu_count() or 1, LANES_MAX))
         self._batch_at = 0.0  # when the last one began
         self._topics_at: float | None = None
 
     def close(self) -> None:
         self._lanes.close()
+        self._topic_checks.close()
         self.member.close()
         self.driver.close()
 
@@ -229,26 +248,32 @@ class ConsumerAttempt:
             return
 
         def execute(work: BatchWork) -> Executed:
-            check_topics(work, self.driver.log)
+            confirm = self._topic_checks.begin(work)
             records = {tp: gathered[tp].records for tp in work.ranges}
             joined = self._joins and len(records) > 1 and small
-            return self._execute_joined(records, work) if joined else self._execute(records, work)
+            executed = (self._execute_joined if joined else self._execute)(records, work, confirm)
+            confirm()  # the driver's commit comes next
+            return executed
 
         try:
             self.driver.deliver(ranges, execute, self._isolation, self._stop)
         except Superseded as error:
             self._superseded(ranges, error)
 
-    def _execute_joined(self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork) -> Executed:
+    def _execute_joined(
+        self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork, confirm: Confirm
+    ) -> Executed:
         sink = sinks.task_sink(self._pipeline, self.driver.run, work.task_context)
         assert not isinstance(sink, StagingSink)
-        done = deliver_joined({work.ranges[tp]: batch for tp, batch in records.items()}, work, sink)
+        done = deliver_joined({work.ranges[tp]: batch for tp, batch in records.items()}, work, sink, confirm)
         return [], {tp: done[work.ranges[tp]] for tp in records}
 
-    def _execute(self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork) -> Executed:
+    def _execute(
+        self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork, confirm: Confirm
+    ) -> Executed:
         """Side by side."""
         futures = {
-            tp: self._lanes.submit(tp, partial(self._deliver_one, work.ranges[tp], batch, work))
+            tp: self._lanes.submit(tp, partial(self._deliver_one, work.ranges[tp], batch, work, confirm))
             for tp, batch in records.items()
         }
         self._gather_until_done(futures.values())
@@ -264,13 +289,15 @@ class ConsumerAttempt:
                 self.member.gather_more(records, size)
         wait(futures)
 
-    def _deliver_one(self, planned: OffsetRange, records: pa.RecordBatch | None, work: BatchWork) -> RangeReport:
+    def _deliver_one(
+        self, planned: OffsetRange, records: pa.RecordBatch | None, work: BatchWork, confirm: Confirm
+    ) -> RangeReport:
         sink = sinks.task_sink(self._pipeline, self.driver.run, work.task_context)
         read = from_memory(records)
         if work.set_aside:
-            return deliver(set_aside(read, self._pipeline, work.set_aside), planned, work, sink)
+            return deliver(set_aside(read, self._pipeline, work.set_aside), planned, work, sink, confirm)
         prepare = decoded(read, self._pipeline, ahead=records is not None and records.num_rows > BATCH_RECORDS)
-        return deliver(prepare, planned, work, sink)
+        return deliver(prepare, planned, work, sink, confirm)
 
     def _reached_elsewhere(self, others: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         entries = self.driver.sink.entries()

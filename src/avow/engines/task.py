@@ -144,8 +144,22 @@ RangeReader = Callable[[OffsetRange], Iterator[pa.RecordBatch]]
 RangePreparer = Callable[[OffsetRange], Iterator[Prepared]]
 
 
-def deliver(prepare: RangePreparer, planned: OffsetRange, work: BatchWork, sink: TaskSink | StagingSink) -> RangeReport:
-    """Bring one range into the sink, under the pipeline's guarantee; or have it ready for ``commit_task_outputs``."""
+Confirm = Callable[[], None]  # raises what forbids to go on
+
+
+def confirmed() -> None:
+    pass
+
+
+def deliver(
+    prepare: RangePreparer,
+    planned: OffsetRange,
+    work: BatchWork,
+    sink: TaskSink | StagingSink,
+    confirm: Confirm = confirmed,
+) -> RangeReport:
+    """Bring one range into the sink, under the pipeline's guarantee; or have it ready for ``commit_task_outputs``.
+    ``confirm`` is called before anything is written or claimed, and not where the acts are the driver's."""
     started = time.monotonic()
     if isinstance(sink, StagingSink):
         outcome = _write(prepare(planned), planned, work, sink)
@@ -158,7 +172,7 @@ def deliver(prepare: RangePreparer, planned: OffsetRange, work: BatchWork, sink:
         parts = _prepared_before_claim(prepare(range_), range_, work.pipeline) if claim_first else prepare(range_)
         return lambda: [_write(parts, range_, work, acting, claimed=claim_first)]
 
-    ((done, outcome),) = _acts([planned], ready, work, acting)
+    ((done, outcome),) = _acts([planned], ready, work, acting, confirm)
     return RangeReport(done, outcome.counts, time.monotonic() - started)
 
 
@@ -183,10 +197,14 @@ def can_join(pipeline: PipelineConfig) -> bool:
 
 
 def deliver_joined(
-    batches: Mapping[OffsetRange, pa.RecordBatch | None], work: BatchWork, sink: TaskSink
+    batches: Mapping[OffsetRange, pa.RecordBatch | None],
+    work: BatchWork,
+    sink: TaskSink,
+    confirm: Confirm = confirmed,
 ) -> dict[OffsetRange, Counts]:
     """Bring small ranges of several partitions into the sink, in the same acts: what an act costs is then paid once.
-    ``batches``: the visible records of each, if there are any. What became of each."""
+    ``batches``: the visible records of each, if there are any. ``confirm`` is called before anything is written
+    or claimed. What became of each range."""
     planned = list(batches)
 
     def ready(todo: Sequence[OffsetRange], *, claim_first: bool) -> WriteRanges:
@@ -194,7 +212,7 @@ def deliver_joined(
         joined = _JoinedRanges(rests, todo, work)
         return lambda: joined.write(sink, claimed=claim_first)
 
-    done = _acts(planned, ready, work, sink)
+    done = _acts(planned, ready, work, sink, confirm)
     return {range_: outcome.counts for range_, (_, outcome) in zip(planned, done, strict=True)}
 
 
@@ -215,7 +233,7 @@ class _ReadyRanges(Protocol):
 
 
 def _acts(
-    planned: Sequence[OffsetRange], ready: _ReadyRanges, work: BatchWork, sink: TaskSink
+    planned: Sequence[OffsetRange], ready: _ReadyRanges, work: BatchWork, sink: TaskSink, confirm: Confirm
 ) -> list[tuple[OffsetRange, _Outcome]]:
     """The guarantee's acts over these ranges. What of each was left to do, and what became of that."""
     todo: list[OffsetRange] | None = None
@@ -233,6 +251,7 @@ def _acts(
                 if not any(todo):
                     break  # a replay: the act is empty, and there is nothing to write
                 write = ready(todo, claim_first=Act.WRITE not in step)
+                confirm()
             if Act.WRITE in step:
                 assert write is not None
                 outcomes = write()

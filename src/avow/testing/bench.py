@@ -19,7 +19,17 @@ import pyarrow as pa
 
 from avow import sinks
 from avow.engines.hooks import NO_HOOKS, Hooks
-from avow.engines.task import BatchWork, RangeReport, can_join, commit_task_outputs, decoded, deliver, deliver_joined
+from avow.engines.task import (
+    BatchWork,
+    Confirm,
+    RangeReport,
+    can_join,
+    commit_task_outputs,
+    confirmed,
+    decoded,
+    deliver,
+    deliver_joined,
+)
 from avow.kafka.batches import HEADERS
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
@@ -143,6 +153,7 @@ class Runner(AbstractContextManager["Runner"]):
     joined: bool = False  # all partitions of a batch in the same acts
     member: Sequence[int] | None = None  # of those who share the partitions: which it is given
     hooks: Hooks = NO_HOOKS
+    confirm: Confirm = confirmed
     settled: Callable[[DriverSink], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -199,12 +210,14 @@ class Runner(AbstractContextManager["Runner"]):
         if self.joined:
             sink = sinks.task_sink(self.pipeline, self.number, work.task_context)
             assert not isinstance(sink, StagingSink)
-            deliver_joined({one: some if some.num_rows else None for one, some in made.items()}, work, sink)
+            deliver_joined(
+                {one: some if some.num_rows else None for one, some in made.items()}, work, sink, self.confirm
+            )
             return work, []
         staged = []
         for planned, some in made.items():
             sink = sinks.task_sink(self.pipeline, self.number, work.task_context)
-            report = deliver(decoded(partial(_within, some), self.pipeline), planned, work, sink)
+            report = deliver(decoded(partial(_within, some), self.pipeline), planned, work, sink, self.confirm)
             self.reports.append(report)
             staged += [report.task_output] if report.task_output is not None else []
         return work, staged

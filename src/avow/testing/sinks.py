@@ -30,7 +30,7 @@ from avow.engines import task
 from avow.engines.columns import sink_columns
 from avow.engines.hooks import Hooks
 from avow.engines.redrive import Redriven, redrive
-from avow.errors import PositionBehind, PositionMoved, Superseded, TooManyDeadLetters
+from avow.errors import PositionBehind, PositionMoved, Superseded, TooManyDeadLetters, TopicRecreated
 from avow.findings import Finding
 from avow.guarantee import Act
 from avow.kafka.log import TopicPartition
@@ -400,6 +400,21 @@ class ActingSinkContract:
             assert (run.position(), run.counts()) == (claimed, Counts(1, 1))
         if plugin_of(pipeline).atomic_writes or guarantee == "exactly-once":
             assert (b.ids(), b.dead_letters()) == ([0], [])
+
+    @pytest.mark.parametrize("guarantee", GUARANTEES)
+    def test_what_is_not_confirmed_is_not_done(self, b: SinkBench, guarantee: str) -> None:
+        """The topic was made again while these records were read: none of them may be written, nor claimed."""
+
+        def refuse() -> None:
+            raise TopicRecreated("another topic")
+
+        with b.run(b.pipeline(guarantee)) as run:
+            run.deliver({0: [record(0)]})
+            run.confirm = refuse
+            with pytest.raises(TopicRecreated):
+                run.deliver({0: [record(1), b"{", record(2)]})
+            assert (run.position(), run.counts()) == (1, Counts(1, 1))
+        assert (b.ids(), b.dead_letters()) == ([0], [])
 
     def test_two_tasks_with_the_same_range(self, b: SinkBench) -> None:
         """One of them waits for the other, or finds that it was second: the records are written once."""
