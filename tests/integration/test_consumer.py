@@ -532,14 +532,14 @@ def test_partitions_that_were_added_between_runs(scenario: Make, engine: str, ki
     assert ids() == {0: 1, 1: 1, 2: 1}
 
 
-def remake(s: Scenario) -> None:
+def remake(s: Scenario, partitions: int = 1) -> None:
     """The topic, deleted and made again."""
     admin = metadata.admin(s.cluster.bootstrap)
     admin.delete_topics([s.topic], operation_timeout=30)[s.topic].result()
 
     def made() -> bool:
         with suppress(KafkaException):  # the deletion is still under way
-            admin.create_topics([NewTopic(s.topic, 1, 1)], operation_timeout=30)[s.topic].result()
+            admin.create_topics([NewTopic(s.topic, partitions, 1)], operation_timeout=30)[s.topic].result()
             return True
         return False
 
@@ -590,6 +590,30 @@ def test_records_of_a_topic_made_again_are_not_written(scenario: Make) -> None:
             task.deliver(task.decoded(read, pipeline), planned, work, sink)
     assert s.ids() == dict.fromkeys(range(10), 1)
     assert s.positions() == {0: 10}
+
+
+@pytest.mark.parametrize("kind", ["postgres", "kafka"])
+def test_a_topic_made_again_with_more_partitions_is_noticed_with_the_first_of_them(scenario: Make, kind: str) -> None:
+    """The group assigns what is new, and what is held stays: from then on its records would be those of the new topic.
+    Into Kafka the ledger goes with the topic."""
+    s = scenario(partitions=1)
+    path, ids = placed(s, kind)
+    pipeline = s.load(path, "consumer")
+    s.produce(payment(n) for n in range(10))
+    s.drain(path, "consumer")
+    held, new = TopicPartition(s.topic, 0), TopicPartition(s.topic, 1)
+    with closing(driver.RunDriver(pipeline, Observer())) as one:
+        one.prepare(columns.sink_columns(pipeline))
+        one.begin([held])
+        remake(s, partitions=2)
+        with pytest.raises(TopicRecreated):
+            one.begin([new], added=[new])
+        with pytest.raises(TopicRecreated):
+            task.check_topics(one._work(BatchPart({held: OffsetRange(s.topic, 0, 10, 20)})), one.log)
+    if kind == "postgres":  # also for a member that has only the new one
+        with closing(driver.RunDriver(pipeline, Observer())) as another, pytest.raises(TopicRecreated):
+            another.begin([new], added=[new])
+    assert ids() == dict.fromkeys(range(10), 1)
 
 
 def test_a_topic_made_again_is_named_also_where_the_ledger_went_with_it(scenario: Make) -> None:

@@ -250,7 +250,6 @@ class RunDriver:
         self.run = self.sink.open_run(partitions)
         self._observer.began(self.run, entries)
         self.positions |= self._starts(known, added)
-        self._topic_ids |= {tp.topic: topic_id for tp, topic_id in known.items()}
         self._observer.event(
             f"run {self.run} of {self._pipeline.name}: {self._pipeline.guarantee}, {len(known)} partitions, from the "
             "ledger"
@@ -266,8 +265,9 @@ class RunDriver:
         added: Collection[TopicPartition],
         entries: Mapping[TopicPartition, Entry],
     ) -> dict[TopicPartition, Start]:
-        """Ask the rules about every partition. Nothing is changed."""
+        """Ask the rules about every partition. Nothing in the ledger is changed."""
         source = self._pipeline.source
+        self._check_topics(known, entries)
         fresh = {tp for tp in known if not entries.get(tp)}
         by_offset = isinstance(source.start, Mapping)
         from_earliest = set() if by_offset else fresh & set(added)
@@ -286,6 +286,16 @@ class RunDriver:
             )
             for tp in known
         }
+
+    def _check_topics(self, known: Mapping[TopicPartition, str], entries: Mapping[TopicPartition, Entry]) -> None:
+        """Refuse new partitions of a topic that was deleted and made again with more of them. Other partitions of it
+        may be read already, by us or by another member: their records would be those of the new topic from then on."""
+        claimed = {tp.topic: (tp, entry) for tp, entry in entries.items()}
+        for tp, topic_id in known.items():
+            ledger.check_topic(f"{tp.topic} is read", self._topic_ids.setdefault(tp.topic, topic_id), topic_id)
+            if tp not in entries and tp.topic in claimed:
+                other, entry = claimed[tp.topic]
+                ledger.check_topic(f"{other} was claimed up to offset {entry.position}", entry.topic_id, topic_id)
 
     def _starts(
         self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
@@ -306,11 +316,9 @@ class RunDriver:
         if not added:
             return
         known = self.log.partitions()
-        for tp in added:
-            topic_id = self._topic_ids.setdefault(tp.topic, known[tp])
-            ledger.check_topic(f"{tp.topic} is read", topic_id, known[tp])
         earliest = self.log.declared_start("earliest", added)
         entries = self.sink.entries()
+        self._check_topics({tp: known[tp] for tp in added}, entries)
         fresh = {tp: Entry(earliest[tp], known[tp], self.run) for tp in added if tp not in entries}
         self.sink.adopt(fresh)
         for tp in sorted(added):
