@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -34,7 +35,7 @@ from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
 from avow.errors import ConfigError, NotDrained, SinkError, SourceError, Superseded, TopicRecreated
 from avow.kafka import group, metadata
-from avow.kafka.log import TopicPartition
+from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
 from avow.local.cluster import Cluster
@@ -471,6 +472,28 @@ def test_it_stops_soon_while_kafka_is_away(scenario: Make, healthy: Cluster) -> 
     assert running.wait(30) == 0, "it took minutes"
 
 
+def test_a_run_ends_when_kafka_stays_away(scenario: Make, healthy: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits for brokers without a word and without an end: with --once for ever, too."""
+    monkeypatch.setattr(consumer, "SILENCE_S", 1.0)
+    monkeypatch.setattr(driver, "Log", partial(Log, timeout_s=5))
+    monkeypatch.setattr(driver, "ATTEMPTS_WITHOUT_PROGRESS", 0)
+    s = scenario(partitions=2)
+    running = consumer.ConsumerRun(s.load(s.file(), "consumer"))
+    s.produce(payment(n) for n in range(100))
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(running.execute)
+        try:
+            s.wait_for_rows(100)
+            time.sleep(3)  # asked in vain, it goes on while Kafka answers
+            assert not done.done()
+            for broker in healthy.brokers():
+                broker.pause()
+            with pytest.raises(SourceError, match="gave up"):
+                done.result(90)
+        finally:
+            running.stop()
+
+
 def test_a_connection_that_the_server_ends_is_tried_again(scenario: Make) -> None:
     s = scenario(partitions=1)
     path = s.file()
@@ -546,11 +569,19 @@ def remake(s: Scenario, partitions: int = 1) -> None:
     until(made)
 
 
-@pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])
-def test_a_topic_made_again_while_it_is_read_stops_it(scenario: Make, engine: str) -> None:
-    """And outgrown: the new topic has records where the position is."""
+@pytest.mark.parametrize(
+    ("engine", "value"),
+    [
+        ("consumer", payment(0)),
+        ("consumer", b"of another kind"),
+        pytest.param("spark", payment(0), marks=pytest.mark.long),
+    ],
+    ids=["consumer", "consumer-other kind", "spark"],
+)
+def test_a_topic_made_again_while_it_is_read_stops_it(scenario: Make, engine: str, value: bytes) -> None:
+    """And outgrown: the new topic has records where the position is. That they are bad is not the reason."""
     s = scenario(partitions=1)
-    pipeline = s.load(s.file(), engine)
+    pipeline = s.load(s.file("at-most-once"), engine)
     s.produce(payment(n) for n in range(10))
     running = (
         consumer.ConsumerRun(pipeline)
@@ -562,7 +593,7 @@ def test_a_topic_made_again_while_it_is_read_stops_it(scenario: Make, engine: st
         try:
             s.wait_for_rows(10)
             remake(s)
-            s.produce(payment(n) for n in range(100, 150))
+            s.produce(value for _ in range(2_000))
             with pytest.raises(TopicRecreated):
                 done.result(90)
         finally:

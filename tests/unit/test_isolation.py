@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from threading import Event
 
 import pytest
 
-from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS
+from avow.engines.consumer import ConsumerRun
+from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS, RunAttempt
 from avow.engines.isolation import IN_A_ROW_MAX, BatchPart, Isolation
-from avow.errors import ConfigError, SourceError, TooManyDeadLetters
+from avow.engines.progress import SILENT
+from avow.errors import ConfigError, PositionBehind, PositionMoved, SourceError, TooManyDeadLetters
 from avow.kafka.log import TopicPartition
 from avow.ledger import OffsetRange
 
@@ -144,6 +147,27 @@ def test_a_record_that_cannot_even_be_set_aside_is_named() -> None:
 
     with pytest.raises(SourceError, match=r"offset 7 of t/0 .*\(again\) nor kept .*: second"):
         attempt()
+
+
+@pytest.mark.parametrize("error", [PositionMoved("fenced"), PositionBehind("lost")])
+def test_who_comes_first_is_no_records_fault(error: Exception) -> None:
+    """A busy redrive that fences each try of a run would else make dead letters of its records."""
+    running = ConsumerRun.__new__(ConsumerRun)
+    running._stop, running._observer, running._once = Event(), SILENT, False
+    seen: list[Isolation] = []
+
+    def make(isolation: Isolation) -> RunAttempt:
+        seen.append(isolation)
+        running.stop()
+        raise RuntimeError("no attempt is needed")
+
+    running._attempts(make)
+    ranges = {TopicPartition("t", 0): OffsetRange("t", 0, 0, 1)}
+    for _ in range(5):
+        (part,) = seen[0].parts(ranges)
+        assert part == BatchPart(ranges)
+        with pytest.raises(type(error)), seen[0].trying(part):
+            raise error
 
 
 def test_what_kafka_does_not_answer_is_no_records_fault() -> None:

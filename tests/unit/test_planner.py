@@ -18,10 +18,15 @@ def test_what_fits_is_taken_whole() -> None:
 
 
 def test_what_does_not_fit_is_shared_by_how_far_each_is_behind() -> None:
-    assert shares({A: 1_000, B: 3_000}, 100) == {A: 25, B: 75}
+    assert shares({A: 120_000, B: 320_000}, 120_000) == {A: 40_000, B: 80_000}, "20,000 each, and of the rest"
     assert shares({A: 1, B: 1_000_000}, 10) == {A: 1, B: 9}, "what is a little behind is read whole"
-    assert shares({A: 60, B: 1_000_000}, 100) == {A: 1, B: 99}, "the smallest share is one offset"
-    assert shares({A: 5, B: 5, C: 5}, 1) == {A: 1, B: 1, C: 1}
+    assert shares({A: 60, B: 1_000_000}, 100) == {A: 50, B: 50}
+    assert shares({A: 5, B: 5, C: 5}, 1) == {A: 1, B: 1, C: 1}, "the smallest share is one offset"
+
+
+def test_one_that_is_very_far_behind_does_not_starve_the_others() -> None:
+    found = shares({A: 10**9, B: 30_000, C: 30_000}, 80_000)
+    assert min(found.values()) >= WORTH_READING, found
 
 
 def test_many_partitions_that_are_far_behind_take_turns() -> None:

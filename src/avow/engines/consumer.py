@@ -29,6 +29,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from functools import partial
 
 import pyarrow as pa
@@ -61,7 +62,9 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import StagingSink
 
 WAIT_S = 0.1  # for a first record; also how soon a wish to stop is seen
+SILENCE_S = 30.0  # without a record; then Kafka is asked, which the member itself says nothing of when it is away
 BYTES_MAX = 64 * 1024 * 1024  # of a batch
+RECORDS_MAX = 8_000_000  # of a batch, whatever is declared: Arrow has room for 2 GB of topic names, of 249 bytes each
 LANES_MAX = 4
 GATHER_EVERY_S = 0.005  # while a batch is delivered
 # After that the client is left alone: the group takes our partitions away if the sink hangs for longer than
@@ -97,9 +100,7 @@ class ConsumerRun(EngineRun):
             fresh = {tp for tp, topic_id in known.items() if topic_id not in begun}
 
         self._attempts(
-            lambda isolation: ConsumerAttempt(
-                pipeline, columns, fresh, ends, self._stop, self._observer, isolation, len(known)
-            )
+            lambda isolation: ConsumerAttempt(pipeline, columns, fresh, ends, self._stop, self._observer, isolation)
         )
 
 
@@ -139,7 +140,7 @@ class _TopicChecks:
 class ConsumerAttempt:
     """From the ledger to the first failure. ``fresh``: the partitions there were when the run began, of topics that the
     ledger did not know then; only these begin at the declared start. ``ends``: where to stop, if it is to stop by
-    itself. ``partitions``: how many there are to share."""
+    itself."""
 
     def __init__(
         self,
@@ -150,7 +151,6 @@ class ConsumerAttempt:
         stop: threading.Event,
         observer: Observer,
         isolation: Isolation,
-        partitions: int,
     ) -> None:
         self._pipeline = pipeline
         self._isolation = isolation
@@ -161,31 +161,37 @@ class ConsumerAttempt:
         self._stop = stop
         self._observer = observer
         self.driver = RunDriver(pipeline, observer)
-        self.member = BatchMember(
-            Connection.of(pipeline.source, f"{pipeline.name}.members"),
-            on_assign=self._begin,
-            on_revoke=lambda gone, lost: self.driver.release(gone, lost=lost),
-            on_event=observer.event,
-            defaults=DEFAULTS | fetch_limits(partitions),
-            advice="It is retried from the ledger. If it persists, check the brokers and the topics' leaders.",
-        )
+        with ExitStack() as opened:
+            opened.callback(self.driver.close)  # unless all goes well
+            self.member = BatchMember(
+                Connection.of(pipeline.source, f"{pipeline.name}.members"),
+                on_assign=self._begin,
+                on_revoke=lambda gone, lost: self.driver.release(gone, lost=lost),
+                on_event=observer.event,
+                defaults=DEFAULTS | fetch_limits(len(self.driver.log.partitions())),
+                advice="It is retried from the ledger. If it persists, check the brokers and the topics' leaders.",
+            )
+            opened.pop_all()
         # A transform of the user's is not called by two threads at once.
         self._topic_checks = _TopicChecks(pipeline)
         self._lanes = _Lanes(1 if pipeline.transform else min(os.cpu_count() or 1, LANES_MAX))
         self._batch_at = 0.0  # when the last one began
+        self._sign_at = time.monotonic()  # of life, by Kafka: records or an answer
         self._topics_at: float | None = None
 
     def close(self) -> None:
-        self._lanes.close()
-        self._topic_checks.close()
-        self.member.close()
-        self.driver.close()
+        with ExitStack() as closing:  # in reverse, all of them
+            closing.callback(self.driver.close)
+            closing.callback(self.member.close)
+            closing.callback(self._topic_checks.close)
+            closing.callback(self._lanes.close)
 
     def execute(self) -> bool:
         self.driver.prepare(self._columns)
         while not self._stop.is_set():
             self._subscribe()
             self._gather()
+            self._ask_after_silence()
             if self._is_due():
                 self._deliver()
             self.driver.publish()
@@ -224,9 +230,20 @@ class ConsumerAttempt:
         records, size = self._room()
         self.member.gather(max(1, records), max(1, size), wait_s)
 
+    def _ask_after_silence(self) -> None:
+        """End the attempt if Kafka is away, or a partition has no leader: the client waits for them without a word, and
+        without an end."""
+        now = time.monotonic()
+        if self.member.has_gathered:
+            self._sign_at = now
+        elif now - self._sign_at >= SILENCE_S:
+            self.driver.log.stable_ends(list(self.driver.positions) or self.driver.log.partitions())
+            self._sign_at = time.monotonic()
+
     def _room(self) -> tuple[int, int]:
         """How many records and bytes a batch may still take."""
-        return self._pipeline.batch.max_records - self.member.count, BYTES_MAX - self.member.size
+        records_max = min(self._pipeline.batch.max_records, RECORDS_MAX)
+        return records_max - self.member.count, BYTES_MAX - self.member.size
 
     def _rest(self) -> float:
         """How long the next batch has to wait."""
@@ -251,8 +268,10 @@ class ConsumerAttempt:
             confirm = self._topic_checks.begin(work)
             records = {tp: gathered[tp].records for tp in work.ranges}
             joined = self._joins and len(records) > 1 and small
-            executed = (self._execute_joined if joined else self._execute)(records, work, confirm)
-            confirm()  # the driver's commit comes next
+            try:
+                executed = (self._execute_joined if joined else self._execute)(records, work, confirm)
+            finally:
+                confirm()  # the driver's commit comes next; and records of another topic explain why they are bad
             return executed
 
         try:

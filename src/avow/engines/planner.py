@@ -82,8 +82,12 @@ def shares(behind: Mapping[TopicPartition, int], max_records: int) -> dict[Topic
     taken = {tp: count for tp, count in behind.items() if count <= fair}
     room = max_records - sum(taken.values())
     late = [tp for tp in behind if tp not in taken][: max(TURNS_MIN, room // WORTH_READING)]
-    total = sum(behind[tp] for tp in late)
-    return taken | {tp: min(behind[tp], max(1, behind[tp] * room // total)) for tp in late}
+    # One that is very far behind leaves to each of the others what is worth reading.
+    least = min(room // len(late), WORTH_READING) if late else 0
+    more = {tp: behind[tp] - min(behind[tp], least) for tp in late}
+    room -= sum(behind[tp] - more[tp] for tp in late)
+    total = max(1, sum(more.values()))
+    return taken | {tp: max(1, behind[tp] - more[tp] + more[tp] * room // total) for tp in late}
 
 
 def share_out(ranges: Collection[OffsetRange]) -> list[list[OffsetRange]]:

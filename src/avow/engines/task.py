@@ -35,7 +35,17 @@ from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS
 from avow.ledger import Counts, Fingerprint, OffsetRange
 from avow.settings import PipelineConfig
 from avow.sinks import plugin_of
-from avow.sinks.base import CommittingSink, DeadLetter, LedgerUpdate, Refusal, RowChanges, StagingSink, TaskSink, Writer
+from avow.sinks.base import (
+    CommittingSink,
+    DeadLetter,
+    LedgerUpdate,
+    Refusal,
+    RowChanges,
+    StagingSink,
+    TaskSink,
+    Writer,
+    Written,
+)
 
 # Below this many records a share says little: a handful of bad records in a short range must not stop a run.
 SHARE_COUNTS_FROM = 1_000
@@ -244,8 +254,10 @@ def _acts(
     for step in work.hooks.order(work.pipeline.guarantee.steps):
         with sink.act():
             entries = sink.entries(partitions, lock=Act.CLAIM in step)
-            for entry in entries:
-                ledger.check_fence(entry, work.run)
+            # Nobody else will write what we have claimed. By key it could bring back what was deleted since.
+            if not claimed or work.pipeline.sink.mode == "upsert":
+                for entry in entries:
+                    ledger.check_fence(entry, work.run)
             if todo is None:
                 todo = [ledger.judge(entry.position, range_) for entry, range_ in zip(entries, planned, strict=True)]
                 if not any(todo):
@@ -301,7 +313,7 @@ def of_these_topics(read: RangeReader, work: BatchWork, log: Log) -> RangeReader
         for batch in read(todo):
             check_topics(work, log)
             yield batch
-        if batch is None:  # the range is claimed all the same
+        if batch is None or batch.column("offset")[-1].as_py() + 1 < todo.until:  # what follows is claimed, too
             check_topics(work, log)
 
     return reading
@@ -391,6 +403,9 @@ class _JoinedRanges:
         deletes = _with_lineage(decoded.deletes, whole, decoded.deletes_at, pipeline)
         changes = RowChanges(self._work.hooks.rows(rows, pipeline.sink.lineage.offset), deletes)
         refused = sink.write(changes).refused if whole.num_rows else {}
+        for range_ in self._todo:
+            if sink.finish(range_) != Written():  # it would have to be counted
+                raise ProtocolViolation(f"{range_}: a sink whose acts span partitions refuses appended rows in write")
         places = {decoded.rows_at[row].as_py(): why for row, why in refused.items()}
         late = {index: _dead_letter(whole, index, REFUSED, why) for index, why in places.items()}
         outcomes = self._outcomes(late, judged=not claimed)
@@ -421,9 +436,22 @@ class _JoinedRanges:
 
 
 def decode_batch(batch: pa.RecordBatch, pipeline: PipelineConfig) -> Prepared:
-    """Decode a single batch."""
+    """Decode a single batch. A record on which the decoder or the transform raises is a dead letter, even if all do."""
     decode = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul)
-    return _decode(batch, decode, python_transform(pipeline), pipeline)
+    parts = _decode_apart(batch, decode, python_transform(pipeline), pipeline, hopeless=0)
+    if len(parts) == 1:
+        return parts[0]
+    return Prepared(
+        rows=RowChanges(
+            pa.concat_batches([part.rows.rows for part in parts]),
+            pa.concat_batches([part.rows.deletes for part in parts]),
+        ),
+        offsets=numbers(batch.column("offset")),
+        dead_letters=[dead_letter for part in parts for dead_letter in part.dead_letters],
+        skipped=sum(part.skipped for part in parts),
+        last=last_fingerprint(batch),
+        source=batch,
+    )
 
 
 def decoded(

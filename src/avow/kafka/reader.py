@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 
 import confluent_kafka as client
@@ -88,10 +89,11 @@ class Reader:
         self._progress_at = 0.0
 
     def close(self) -> None:
-        self._end_fetch()
-        if self._queues is not None:
-            self._queues.close()
-        self._consumer.close()
+        with ExitStack() as closing:  # in reverse, all of them
+            closing.callback(self._consumer.close)
+            if self._queues is not None:
+                closing.callback(self._queues.close)
+            self._end_fetch()
 
     def read(self, wanted: OffsetRange) -> Generator[pa.RecordBatch]:
         """The visible records of the range, in order. Nobody else may read from this reader meanwhile."""

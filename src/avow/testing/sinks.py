@@ -310,6 +310,18 @@ class SinkContract:
         with b.run(strict) as run:
             assert run.counts() == Counts(5, 4, 1)
 
+    def test_a_redrive_leaves_what_still_fails(self, b: SinkBench) -> None:
+        """One record on which the transform raises does not keep the others from being redriven."""
+        strict = b.pipeline(more='[transform]\npython = "avow.testing.bench:fails_on_13"')
+        with b.run(strict) as run:
+            run.deliver({0: [record(12, extra=1), record(13), record(14, extra=1)], 1: [record(15, extra=1)]})
+        assert [reason for *_, reason in b.dead_letters()].count(task.UNPROCESSABLE) == 1
+        assert redrive(lenient(strict), Selection(), pytest.fail) == Redriven(written=3, still_dead=1)
+        assert b.ids() == [12, 14, 15]
+        with dead_letters(strict) as letters:
+            assert [one.reason for one in letters.select(Selection(), 10)] == [task.UNPROCESSABLE]
+        assert redrive(lenient(strict), Selection(), pytest.fail) == Redriven(still_dead=1), "and alone, too"
+
     @pytest.mark.parametrize("guarantee", GUARANTEES)
     def test_an_audit_finds_nothing_wrong(self, b: SinkBench, guarantee: str) -> None:
         """Rows, dead letters and claims as the audit reads them: also over several runs, with replays in between."""
@@ -415,6 +427,27 @@ class ActingSinkContract:
                 run.deliver({0: [record(1), b"{", record(2)]})
             assert (run.position(), run.counts()) == (1, Counts(1, 1))
         assert (b.ids(), b.dead_letters()) == ([0], [])
+
+    def test_what_a_run_has_claimed_it_writes_also_if_a_newer_one_has_begun(self, b: SinkBench) -> None:
+        """Under at-most-once nobody else ever would."""
+        pipeline = b.pipeline("at-most-once")
+        newer: list[Runner] = []
+
+        class Fencing(Hooks):
+            def reached(self, point: str, batch: int) -> None:  # noqa: ARG002
+                if point == "after-claim" and not newer:
+                    with ThreadPoolExecutor() as pool:  # connections are a thread's own
+                        newer.append(pool.submit(b.run, pipeline).result())
+                        pool.submit(newer[0].close_now).result()
+
+        with b.run(pipeline, hooks=Fencing()) as older:
+            older.deliver({0: [record(0), b"{", record(2)]})
+            with pytest.raises(Superseded):
+                older.deliver({0: [record(3)]})
+        with b.run(pipeline) as run:
+            assert (run.position(), run.counts()) == (3, Counts(3, 2, 1))
+        assert b.ids() == [0, 2]
+        assert b.dead_letters() == [(0, 1, "not-json")]
 
     def test_two_tasks_with_the_same_range(self, b: SinkBench) -> None:
         """One of them waits for the other, or finds that it was second: the records are written once."""
