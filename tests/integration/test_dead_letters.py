@@ -146,6 +146,19 @@ def test_redrive_through_sql_and_upsert_keeps_newer_rows(scenario: Make) -> None
     assert totals(s) == (4, 3, 0, 1)
 
 
+def test_a_redrive_leaves_what_the_query_fails_on(scenario: Make) -> None:
+    s = scenario(partitions=1)
+    sql = 'sql = "SELECT *, 100 DIV (id - 2) AS share FROM records"'
+    s.produce(json.dumps({"id": n, "account": "a", "note": "x"}).encode() for n in range(5))
+    s.drain(s.file(decode=OLD, transform=sql))
+    assert totals(s) == (5, 0, 5, 0)
+    path = s.file(decode=f'{OLD}\nunknown_fields = "ignore"', transform=sql)
+    assert drive(s, path) == Redriven(written=4, still_dead=1)
+    assert drive(s, path) == Redriven(still_dead=1), "and alone, too"
+    assert s.ids() == dict.fromkeys([0, 1, 3, 4], 1)
+    assert totals(s) == (5, 4, 1, 0)
+
+
 @pytest.mark.parametrize("kind", ["postgres", "delta", "iceberg"])
 def test_redrive_does_not_bring_back_what_was_deleted_later(scenario: Make, kind: str) -> None:
     """A null value after the dead letter deletes its key; one before it does not, and a later row stays."""

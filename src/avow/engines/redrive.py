@@ -109,15 +109,15 @@ def _redrive_some(
             return Redriven(still_dead=len(dead_letters)), dead_letters[-1].offset
         span = OffsetRange(tp.topic, tp.partition, dead_letters[0].offset, dead_letters[-1].offset + 1)
         prepared = decode_batch(_batch(whole), pipeline)
-        rows = prepared.rows
+        rows, bad = prepared.rows, {dead_letter.offset for dead_letter in prepared.dead_letters}
         if pipeline.by_sql:
             from avow.engines import sql
 
-            rows = RowChanges(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
+            result, failed = sql.apply(spark(), rows.rows, pipeline)
+            rows, bad = RowChanges(result, rows.deletes), bad | failed
         since = OffsetRange(tp.topic, tp.partition, dead_letters[0].offset + 1, entry.position)
         if pipeline.tombstones == "delete" and rows.rows.num_rows and since:
             rows = RowChanges(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
-        bad = {dead_letter.offset for dead_letter in prepared.dead_letters}
         offset = pipeline.sink.lineage.offset
         refused = sink.write(rows).refused
         bad |= {rows.rows.column(offset)[row].as_py() for row in refused}

@@ -119,8 +119,24 @@ def _headers(rows: pa.RecordBatch, pipeline: PipelineConfig, change: Callable[[p
     return rows.set_column(at, name, change(rows.column(at)))
 
 
-def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: PipelineConfig) -> pa.RecordBatch:
-    """The query over a few rows at hand, in the driver, in the order of their offsets."""
+def apply(spark: SparkSession, rows: pa.RecordBatch, pipeline: PipelineConfig) -> tuple[pa.RecordBatch, set[int]]:
+    """The query over a few rows at hand, in the driver, in the order of their offsets; and the offsets of those on
+    which it fails. These are found by halves."""
+    try:
+        return _result(spark, rows, pipeline), set()
+    except PySparkException:
+        if rows.num_rows < 2:
+            return _result(spark, rows.slice(0, 0), pipeline), set(
+                rows.column(pipeline.sink.lineage.offset).to_pylist()
+            )
+    middle = rows.num_rows // 2
+    (first, failed), (second, too) = (
+        apply(spark, part, pipeline) for part in (rows.slice(0, middle), rows.slice(middle))
+    )
+    return pa.concat_batches([first, second]), failed | too
+
+
+def _result(spark: SparkSession, rows: pa.RecordBatch, pipeline: PipelineConfig) -> pa.RecordBatch:
     rows = _headers(rows, pipeline, headers_to_text)
     records = spark.createDataFrame(pa.Table.from_batches([rows]), decoded_ddl(pipeline))
     out = _query(spark, records, pipeline).toArrow().combine_chunks().sort_by(pipeline.sink.lineage.offset)
