@@ -183,6 +183,12 @@ class SqliteDriver(Database, base.DriverSink):
             made = not self._query("SELECT 1 FROM sqlite_master WHERE name = ?", self._sink.table)
             if made:
                 self._db.execute(f"CREATE TABLE {self._table} ({_listed(columns)}{key})")
+            typed = "SELECT name FROM pragma_table_info(?) WHERE type <> ''"
+            if found := {name for (name,) in self._query(typed, self._sink.table)} & {*columns}:
+                raise ConfigError(
+                    f"{self._sink.target} has declared types, which convert values: {', '.join(sorted(found))}",
+                    advice="Declare these columns without a type, or name a new table.",
+                )
             try:
                 self._db.execute(f"EXPLAIN {_insert_into(self._sink, columns)}", columns)
             except sqlite3.OperationalError as error:
@@ -262,6 +268,10 @@ class SqliteTask(Database, base.TaskSink):
             self._db.execute("SAVEPOINT record")
             try:
                 taken = sum(self._db.execute(insert, [*map(_stored, *row)]).rowcount for _, row in record)
+                if self._sink.mode == "append" and taken != len(record):
+                    raise ConfigError(
+                        f"{self._sink.target} discarded rows without an error: it has a trigger that ignores"
+                    )
                 self._repeated += self._sink.mode == "dedupe" and not taken
             except (sqlite3.IntegrityError, sqlite3.DataError, ValueError) as error:
                 self._db.execute("ROLLBACK TO record")  # with all of its rows, or a redrive would double some

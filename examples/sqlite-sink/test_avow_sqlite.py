@@ -104,6 +104,20 @@ def test_an_audit_reads_values_that_come_late(b: SqliteBench, monkeypatch: pytes
     assert audit_findings(b.pipeline(), {0: log[0][::2] + log[0][1::2]}) == []
 
 
+def test_rows_that_a_trigger_ignores_stop_the_run(b: SqliteBench) -> None:
+    with b.run() as run:
+        b.query(f"CREATE TRIGGER no BEFORE INSERT ON {b.table} WHEN new.id = 1 BEGIN SELECT RAISE(IGNORE); END")
+        with pytest.raises(ConfigError, match="discarded rows"):
+            run.deliver({0: [record(n) for n in range(3)]})
+        assert (run.position(), b.ids()) == (0, [])
+
+
+def test_a_table_that_would_convert_values_is_refused(b: SqliteBench) -> None:
+    b.query(f"CREATE TABLE {b.table} (id, account INTEGER, amount, tags)")
+    with pytest.raises(ConfigError, match="declared types, which convert values: account"):
+        b.run()
+
+
 def test_a_table_that_lacks_a_column_is_refused(b: SqliteBench) -> None:
     with b.run():
         b.query(f"ALTER TABLE {b.table} DROP COLUMN amount")
