@@ -14,6 +14,7 @@
     ├── SinkError             exit 5   the sink failed, also after retries
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
     │   ├── PositionBehind    -        the ledger has lost claims: begin again from where it stands
+    │   ├── SinkUnavailable   -        nothing can be written now, or not to this place: no record is to blame
     │   └── Superseded        exit 13  a newer run owns the pipeline
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
@@ -98,6 +99,10 @@ class PositionMoved(SinkError):
 class PositionBehind(SinkError):
     """The ledger stands before what was planned: it has lost claims that were made (a standby was promoted that lacked
     them), and the rows with them. Nothing was written: another attempt begins where the ledger stands."""
+
+
+class SinkUnavailable(SinkError):
+    """The sink, or a part of it, takes nothing now: no leader, a lock, a full disk. Whatever the record."""
 
 
 class Superseded(SinkError):

@@ -7,12 +7,14 @@ from collections.abc import Collection
 from threading import Event
 
 import pytest
+from confluent_kafka import KafkaError
 
 from avow.engines.consumer import ConsumerRun
 from avow.engines.driver import ATTEMPTS_WITHOUT_PROGRESS, RunAttempt
 from avow.engines.isolation import IN_A_ROW_MAX, BatchPart, Isolation
 from avow.engines.progress import SILENT
-from avow.errors import ConfigError, PositionBehind, PositionMoved, SourceError, TooManyDeadLetters
+from avow.errors import ConfigError, PositionBehind, PositionMoved, SinkError, SourceError, TooManyDeadLetters
+from avow.kafka.connect import Connection
 from avow.kafka.log import TopicPartition
 from avow.ledger import OffsetRange
 
@@ -149,9 +151,13 @@ def test_a_record_that_cannot_even_be_set_aside_is_named() -> None:
         attempt()
 
 
-@pytest.mark.parametrize("error", [PositionMoved("fenced"), PositionBehind("lost")])
-def test_who_comes_first_is_no_records_fault(error: Exception) -> None:
-    """A busy redrive that fences each try of a run would else make dead letters of its records."""
+NO_LEADER = Connection("b:1", error=SinkError).translate("write records", KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+@pytest.mark.parametrize("error", [PositionMoved("fenced"), PositionBehind("lost"), NO_LEADER])
+def test_who_comes_first_and_what_is_away_is_no_records_fault(error: Exception) -> None:
+    """A busy redrive that fences each try of a run would else make dead letters of its records, and so would an output
+    partition without a leader, beside a dead-letter topic that has one."""
     running = ConsumerRun.__new__(ConsumerRun)
     running._stop, running._observer, running._once = Event(), SILENT, False
     seen: list[Isolation] = []

@@ -45,6 +45,7 @@ from avow.errors import (
     ProtocolViolation,
     RetentionLoss,
     SinkError,
+    SinkUnavailable,
     SourceError,
     Superseded,
     TooManyDeadLetters,
@@ -188,8 +189,15 @@ class EngineRun(ABC):
     def _attempts(
         self, make: Callable[[Isolation], RunAttempt], on_failure: Callable[[Exception], None] = lambda _: None
     ) -> None:
-        # What Kafka does not answer says nothing about a record, nor does who came first, nor a stop by name.
-        isolation = Isolation((SourceError, PositionMoved, PositionBehind, *STOPS.values()), self._observer.event)
+        # What does not answer says nothing about a record, nor does who came first, nor a stop by name.
+        blameless: tuple[type[Exception], ...] = (
+            SourceError,
+            SinkUnavailable,
+            PositionMoved,
+            PositionBehind,
+            *STOPS.values(),
+        )
+        isolation = Isolation(blameless, self._observer.event)
         if not attempts(lambda: make(isolation), self._stop, self._observer, on_failure) and self._once:
             raise NotDrained(
                 f"pipeline {self._pipeline.name} was stopped before it had drained its topics: records are left that "

@@ -6,7 +6,8 @@ Theory of operation
 the sink failed on a whole range. A range that has failed twice is delivered in pieces, a 32nd of it at a time, the one
 that fails in pieces of that, down to a single offset. If that offset fails again, its record is kept as a dead letter,
 not decoded, and this at once: a sink that is unreachable does not take the dead letter either, and one that is back by
-the next attempt takes the record. So an outage sets no record aside. Pieces before and behind are delivered as usual.
+the next attempt takes the record. So an outage sets no record aside. Where only the place of rows is away, and dead
+letters could be stored, the sink's error says so (``SinkUnavailable``). Pieces before and behind are delivered as usual.
 
 A transform that fails for everything looks the same as a bad record. It is known by what comes next: after a few
 records of a partition in a row, with none delivered in between, the run stops by name.
@@ -53,8 +54,8 @@ class _Suspect:
 class Isolation:
     """Lives as long as a run, over its attempts."""
 
-    def __init__(self, stops: tuple[type[Exception], ...], event: Callable[[str], None]) -> None:
-        self._stops = stops  # these say themselves what is wrong, and it is not a record
+    def __init__(self, blameless: tuple[type[Exception], ...], event: Callable[[str], None]) -> None:
+        self._blameless = blameless  # these say themselves what is wrong, and it is not a record
         self._event = event
         self._suspects: dict[TopicPartition, _Suspect] = {}
         self._in_a_row: Counter[TopicPartition] = Counter()
@@ -102,7 +103,7 @@ class Isolation:
         try:
             yield
         except Exception as error:
-            if isinstance(own_error(error), self._stops):
+            if isinstance(own_error(error), self._blameless):
                 raise
             if part.set_aside:
                 (tried,) = part.ranges.values()

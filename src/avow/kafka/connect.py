@@ -20,7 +20,7 @@ import confluent_kafka as client
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from avow.errors import AvowError, ConfigError, SourceError
+from avow.errors import AvowError, ConfigError, SinkError, SinkUnavailable, SourceError
 from avow.kafka.metadata import QUIET
 from avow.settings import Source, unwrap_secrets
 
@@ -55,6 +55,29 @@ _ADVICE = {
 }
 _CHECK_TOPICS = "Check that the topics exist: one may have just been deleted."
 _ADVICE |= dict.fromkeys((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT), _CHECK_TOPICS)
+
+# Of brokers and replicas that are away, whatever is sent to them.
+_UNAVAILABLE = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.KAFKA_STORAGE_ERROR,
+    }
+)
 
 # A handshake is also broken off by a broker that is going down, and a login by a token server that is away.
 _TLS_CODES = (KafkaError._SSL, KafkaError._TRANSPORT)  # librdkafka (2.16) has most of them as the latter
@@ -132,7 +155,8 @@ class Connection:
         if error.code() in _REFUSED:
             return ConfigError(f"Kafka at {self} refused to {action}: {reason}", advice=_REFUSED[error.code()])
         advice = _ADVICE.get(error.code(), "") or advice or self.check_brokers
-        return self.error(f"Kafka at {self} could not {action}: {reason}", advice=advice)
+        kind = SinkUnavailable if self.error is SinkError and error.code() in _UNAVAILABLE else self.error
+        return kind(f"Kafka at {self} could not {action}: {reason}", advice=advice)
 
     @contextmanager
     def translate_errors(self, action: str) -> Iterator[None]:
