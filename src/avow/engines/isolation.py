@@ -7,7 +7,7 @@ the sink failed on a whole range. A range that has failed twice is delivered in 
 that fails in pieces of that, down to a single offset. If that offset fails again, its record is kept as a dead letter,
 not decoded, and this at once: a sink that is unreachable does not take the dead letter either, and one that is back by
 the next attempt takes the record. So an outage sets no record aside. Where only the place of rows is away, and dead
-letters could be stored, the sink's error says so (``SinkUnavailable``). Pieces before and behind are delivered as usual.
+letters could be stored, the sink's error says so (``SinkUnavailable``). Pieces around it are delivered as usual.
 
 A transform that fails for everything looks the same as a bad record. It is known by what comes next: after a few
 records of a partition in a row, with none delivered in between, the run stops by name.
