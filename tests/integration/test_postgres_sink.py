@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from psycopg import Error as DatabaseError
 from pydantic import SecretStr
 from tests.fix_sinks import Bench
 
+from avow.client_cache import close_clients
 from avow.clients.postgres_offsets import Transaction
 from avow.engines.driver import STOPS
 from avow.engines.task import REFUSED, decode_batch
@@ -28,6 +30,7 @@ from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import PortPicker
 from avow.prove.pooler import Pooler
+from avow.retry import poll_until
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import Refusal, Selection
@@ -35,6 +38,7 @@ from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.driver import PostgresDriver, application
 from avow.sinks.postgres.session import Session, cached, with_keepalive
 from avow.sinks.postgres.task import PostgresTask
+from avow.testing.bench import Runner
 from avow.testing.sinks import SCHEMA, TOPIC, batch, record
 
 MODES = ["append", "dedupe", "upsert"]
@@ -254,6 +258,76 @@ def test_a_text_that_varchar_would_cut_is_a_dead_letter(b: Bench, mode: str) -> 
     assert b.dead_letters() == [(0, n, f"{REFUSED}-22001") for n in (2, 3, 5)]
 
 
+# Tables that are altered under a run
+
+
+def waits_for_the_table(b: Bench) -> bool:
+    waiting = f"SELECT FROM pg_locks WHERE NOT granted AND relation = '{b.table}'::regclass"
+    return bool(b._query(f"SELECT EXISTS ({waiting}) AS waits")[0]["waits"])
+
+
+@contextmanager
+def while_the_act_waits(b: Bench, run: Runner, values: Sequence[bytes], *statements: str) -> Iterator[Future[None]]:
+    """The table is altered in a transaction, for which an act waits when it is committed."""
+
+    def deliver() -> None:
+        try:
+            run.deliver({0: values})
+        finally:
+            close_clients()  # of this thread
+
+    with psycopg.connect(b._url) as connection, ThreadPoolExecutor(1) as pool:
+        for statement in statements:
+            connection.execute(statement.replace("TABLE_", b.table).encode())
+        delivered = pool.submit(deliver)
+        assert poll_until(lambda: waits_for_the_table(b), 20)
+        connection.commit()
+        yield delivered
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_type_that_is_changed_while_an_act_waits_stops_the_run(b: Bench, mode: str, isolation: str) -> None:
+    """A double's bytes are a bigint's, of another value."""
+    sql(b, f"ALTER DATABASE postgres SET default_transaction_isolation = '{isolation}'")
+    try:
+        with b.run(pipeline(b, mode)) as run:
+            run.deliver({0: [record(0)]})
+            with (
+                while_the_act_waits(b, run, [record(1)], "ALTER TABLE TABLE_ ALTER amount TYPE bigint") as delivered,
+                pytest.raises(ConfigError, match="now has type bigint instead of double precision"),
+            ):
+                delivered.result()
+            assert run.position() == 1
+        assert b.ids() == [0]
+    finally:
+        sql(b, "ALTER DATABASE postgres RESET default_transaction_isolation")
+
+
+COLUMNS = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
+
+
+@pytest.mark.parametrize("rights", ["INSERT", f"INSERT ({COLUMNS})"])
+def test_nothing_is_altered_while_an_act_writes(b: Bench, rights: str) -> None:
+    """Not even after a row was refused, whose savepoint gives up the locks that were taken behind it."""
+    tried, copy = [], Session.copy
+
+    def altered_before(self: Session, table: str, rows: Any) -> int:
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            sql(b, "SET lock_timeout = '100ms'", "ALTER TABLE TABLE_ ALTER amount TYPE bigint")
+        tried.append(rows.num_rows)
+        return copy(self, table, rows)
+
+    declared = pipeline(b)
+    with b.run(declared):
+        b.refuse("id = 2")
+    with user(b, f'GRANT {rights} ON "TABLE_"') as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "copy", altered_before)
+        assert list(put(as_user(declared, url), [record(n) for n in range(4)])) == [2]
+    assert len(tried) > 1
+    assert b.ids() == [0, 1, 3]
+
+
 # What the ledger remembers
 
 
@@ -369,8 +443,7 @@ def test_a_missing_right_stops_the_start_with_the_grant(b: Bench, mode: str) -> 
             b.run(own)
         sql(b, found.value.advice)
         if mode == "append":  # a right on each column is as good
-            columns = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
-            sql(b, "REVOKE INSERT ON TABLE_ FROM TABLE__user", f"GRANT INSERT ({columns}) ON TABLE_ TO TABLE__user")
+            sql(b, "REVOKE INSERT ON TABLE_ FROM TABLE__user", f"GRANT INSERT ({COLUMNS}) ON TABLE_ TO TABLE__user")
         with b.run(own) as run:
             run.deliver({0: [record(0)]})
     assert b.ids() == [0]

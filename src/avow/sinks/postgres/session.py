@@ -95,8 +95,10 @@ class Session:
                     copy.write(chunk)
             return cursor.rowcount
 
-    def begin(self, how: str = "") -> None:
-        self.run(f"BEGIN {how}; {local_settings(self.application, IDLE_IN_TRANSACTION_S, self._timeout_s)}")
+    def begin(self) -> None:
+        # Whatever the server's default is: what was committed while we waited for a lock must be seen.
+        settings = local_settings(self.application, IDLE_IN_TRANSACTION_S, self._timeout_s)
+        self.run(f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}")
         self._in_transaction = True
 
     def commit(self) -> None:

@@ -22,7 +22,7 @@ from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN
 from avow.sinks.json import NotJson, value_text
 from avow.sinks.postgres.config import PostgresConfig, Table
-from avow.sinks.postgres.session import Session, message, name
+from avow.sinks.postgres.session import Session, as_sink_error, message, name
 
 _TYPES = {
     Scalar.BOOLEAN: "boolean",
@@ -243,6 +243,18 @@ class TableTraits:
 
 
 _VARCHAR = re.compile(r"character varying\((\d+)\)")
+
+
+def lock(session: Session, table: Table) -> None:
+    """Let nobody alter the table until the transaction ends, so that what ``traits`` then says stays true. Not within a
+    savepoint: a rollback to it gives up the lock."""
+    with as_sink_error(f"cannot write to table {table}"):
+        target = full_name(table)
+        ((whole,),) = session.query("SELECT has_table_privilege(to_regclass($1)::oid, 'INSERT')", target)
+        # LOCK needs a right on the whole table. Where there are rights on columns, an INSERT that is only planned takes
+        # the same lock.
+        how = f"LOCK TABLE ONLY {target} IN ROW EXCLUSIVE MODE"
+        session.run(how if whole else f"EXPLAIN INSERT INTO {target} DEFAULT VALUES")
 
 
 def traits(session: Session, table: Table) -> TableTraits:

@@ -85,6 +85,7 @@ class PostgresTask(TaskSink):
     def write(self, rows: RowChanges) -> Written:
         """Put rows into the table (append), or aside until ``finish`` (dedupe, upsert)."""
         if self._traits is None:  # once in each act: the table may be altered between two
+            tables.lock(self._session, self._sink.table)
             self._traits = tables.traits(self._session, self._sink.table)
         traits = self._traits
         if not self._staged and (self._sink.mode != "append" or traits.row_security):
