@@ -24,6 +24,7 @@ from tests.fix_sinks import Bench
 from avow.client_cache import close_clients
 from avow.clients.postgres_offsets import Transaction
 from avow.engines.driver import STOPS
+from avow.engines.redrive import redrive
 from avow.engines.task import REFUSED, decode_batch
 from avow.errors import ConfigError, PositionBehind
 from avow.kafka.log import TopicPartition
@@ -39,7 +40,7 @@ from avow.sinks.postgres.driver import PostgresDriver, application
 from avow.sinks.postgres.session import Session, cached, with_keepalive
 from avow.sinks.postgres.task import PostgresTask
 from avow.testing.bench import Runner
-from avow.testing.sinks import SCHEMA, TOPIC, batch, record
+from avow.testing.sinks import SCHEMA, TOPIC, batch, lenient, record
 
 MODES = ["append", "dedupe", "upsert"]
 
@@ -326,6 +327,30 @@ def test_nothing_is_altered_while_an_act_writes(b: Bench, rights: str) -> None:
         assert list(put(as_user(declared, url), [record(n) for n in range(4)])) == [2]
     assert len(tried) > 1
     assert b.ids() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_is_swapped_under_a_run_stops_it(b: Bench, mode: str, waits: bool) -> None:
+    swap = ["ALTER TABLE TABLE_ RENAME TO TABLE_old", "ALTER TABLE TABLE_new RENAME TO TABLE_"]
+    with b.run(pipeline(b, mode)) as run:
+        run.deliver({0: [record(0)], 1: [record(9, extra=1)]})
+        sql(b, "CREATE TABLE TABLE_new (LIKE TABLE_ INCLUDING ALL)")
+        said = f"has delivered into table {b.table}old, but sink.table is now {b.table}"
+        if waits:
+            with while_the_act_waits(b, run, [record(1)], *swap) as delivered, pytest.raises(ConfigError, match=said):
+                delivered.result()
+        else:
+            sql(b, *swap)
+            with pytest.raises(ConfigError, match=said):
+                run.deliver({0: [record(1)]})
+        assert run.position() == 1
+        with pytest.raises(ConfigError, match="has delivered into table"):
+            redrive(lenient(run.pipeline), Selection(), pytest.fail)
+        assert b.ids() == []
+        sql(b, "DROP TABLE TABLE_", "ALTER TABLE TABLE_old RENAME TO TABLE_")
+        run.deliver({0: [record(1)]})
+    assert b.ids() == [0, 1]
 
 
 # What the ledger remembers

@@ -224,8 +224,9 @@ def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class TableTraits:
-    """What decides how rows go into the table."""
+    """What decides how rows go into the table, and which one it is."""
 
+    oid: int
     row_security: bool  # policies apply to our user
     triggers: str  # the names of BEFORE triggers, which may discard a row without an error
     types: Mapping[str, str]  # of the columns
@@ -258,17 +259,17 @@ def lock(session: Session, table: Table) -> None:
 
 
 def traits(session: Session, table: Table) -> TableTraits:
-    rows = session.query(
+    ((oid, row_security, triggers, types),) = session.query(
         "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid"
         " UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid)"
-        " SELECT coalesce(row_security_active(to_regclass($1)::oid), false),"
+        " SELECT to_regclass($1)::oid::bigint, coalesce(row_security_active(to_regclass($1)::oid), false),"
         " (SELECT coalesce(string_agg(DISTINCT tgname::text, ', '), '') FROM pg_trigger JOIN tree ON tgrelid = relid"
         " WHERE tgtype & 3 = 3 AND tgenabled IN ('O', 'A') AND NOT tgisinternal),"
         " (SELECT coalesce(json_object_agg(attname, format_type(atttypid, atttypmod)), '{}')::text FROM pg_attribute"
         " WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped)",
         full_name(table),
     )
-    return TableTraits(rows[0][0], rows[0][1], json.loads(rows[0][2]))
+    return TableTraits(oid, row_security, triggers, json.loads(types))
 
 
 def encode(rows: pa.RecordBatch) -> pa.RecordBatch:

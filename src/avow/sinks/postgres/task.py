@@ -87,6 +87,7 @@ class PostgresTask(TaskSink):
         if self._traits is None:  # once in each act: the table may be altered between two
             tables.lock(self._session, self._sink.table)
             self._traits = tables.traits(self._session, self._sink.table)
+            driver.check_table(self._session, self._pipeline, self._traits.oid)
         traits = self._traits
         if not self._staged and (self._sink.mode != "append" or traits.row_security):
             self._make_stage(rows.rows.schema.names)
@@ -367,17 +368,6 @@ class PostgresTask(TaskSink):
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Selected dead letters, locked until the act ends."""
-        others = self._session.query(
-            "SELECT table_name FROM avow.pipelines WHERE pipeline = $1 AND table_oid <> to_regclass($2)::oid::bigint",
-            self._pipeline.name,
-            tables.full_name(self._sink.table),
-        )
-        if others:
-            raise ConfigError(
-                f"pipeline {self._pipeline.name} has delivered into table {others[0][0]}, but sink.table is now "
-                f"{self._sink.table}",
-                advice="Set sink.table to the table that the pipeline delivers into.",
-            )
         return select(self._session, self._pipeline.name, selection, limit, lock=True)
 
 
