@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -37,7 +39,7 @@ from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import Refusal, Selection
 from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.driver import PostgresDriver, application
-from avow.sinks.postgres.session import Session, cached, with_keepalive
+from avow.sinks.postgres.session import Session, cached, refused_line, with_keepalive
 from avow.sinks.postgres.task import PostgresTask
 from avow.testing.bench import Runner
 from avow.testing.sinks import SCHEMA, TOPIC, batch, lenient, record
@@ -163,6 +165,34 @@ def test_hundreds_of_refused_rows(b: Bench, mode: str, count: int) -> None:
         refused = put(declared, [record(n) for n in range(2 * count)])
     assert b.ids() == [n for n in range(2 * count) if n % 2]
     assert sorted(refused) == list(range(0, 2 * count, 2))
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_only_the_row_that_is_too_wide_is_set_aside(b: Bench, mode: str) -> None:
+    """The server puts a thousand rows into the table at once. Of an error there its CONTEXT names the last one read."""
+    columns = [f"c{n}" for n in range(1_100)]
+    declared = pipeline(b, mode, schema=", ".join(["id long not null", *(f"{column} double" for column in columns)]))
+    values = [json.dumps({"id": n}).encode() for n in range(3_000)]
+    values[300] = json.dumps({"id": 300} | dict.fromkeys(columns, 0.5)).encode()
+    with b.run(declared):
+        refused = put(declared, values)
+    assert {offset: why.code for offset, why in refused.items()} == {300: "54000"}
+    assert b.ids() == [n for n in range(3_000) if n != 300]
+
+
+def test_the_line_in_the_context_of_an_error() -> None:
+    class Said(DatabaseError):
+        diag = cast(Any, SimpleNamespace(context=""))
+
+    for context, line in (
+        ("COPY t, line 17", 16),
+        ("COPY t, line 17, column id", 16),
+        ("COPY a, line 3, line 17, column b, line 5", 16),
+        ('COPY other, line 3\nSQL statement "COPY other"\nCOPY t, line 17', 16),
+        ("SQL function", None),
+    ):
+        Said.diag.context = context
+        assert refused_line(Said()) == line
 
 
 def test_what_a_refused_row_costs(b: Bench) -> None:

@@ -173,8 +173,9 @@ def refused_line(error: Failure) -> int | None:
     """Which row of a COPY was refused, from 0, if the server says so."""
     if isinstance(error, EncodeError):
         return error.row
-    match = re.search(r"^COPY .*?, line (\d+)", error.diag.context or "", re.MULTILINE | re.DOTALL)
-    return int(match[1]) - 1 if match else None
+    # The last COPY that is named is ours: those before it are of triggers. Names may look like lines, too.
+    lines = re.findall(r"^COPY .*?, line (\d+)(?:, column .*)?$", error.diag.context or "", re.MULTILINE)
+    return int(lines[-1]) - 1 if lines else None
 
 
 def message(error: Failure) -> str:
