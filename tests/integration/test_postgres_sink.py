@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -24,7 +25,9 @@ from pydantic import SecretStr
 from tests.fix_sinks import Bench
 
 from avow.client_cache import close_clients
-from avow.clients.postgres_offsets import Transaction
+from avow.clients.config import ConsumerConfig
+from avow.clients.postgres_offsets import PostgresOffsets, Transaction
+from avow.clients.records import Batch, Record
 from avow.engines.driver import STOPS
 from avow.engines.redrive import redrive
 from avow.engines.task import REFUSED, decode_batch
@@ -36,13 +39,13 @@ from avow.prove.pooler import Pooler
 from avow.retry import poll_until
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
-from avow.sinks.base import Refusal, Selection
+from avow.sinks.base import DeadLetter, Refusal, Selection
 from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.driver import PostgresDriver, application
 from avow.sinks.postgres.session import Session, cached, refused_line, with_keepalive
 from avow.sinks.postgres.task import PostgresTask
 from avow.testing.bench import Runner
-from avow.testing.sinks import SCHEMA, TOPIC, batch, lenient, record
+from avow.testing.sinks import SCHEMA, TOPIC, audit_findings, batch, lenient, record
 
 MODES = ["append", "dedupe", "upsert"]
 
@@ -383,6 +386,49 @@ def test_a_table_that_is_swapped_under_a_run_stops_it(b: Bench, mode: str, waits
     assert b.ids() == [0, 1]
 
 
+# Databases whose encoding is not UTF-8
+
+
+@pytest.fixture(params=["LATIN1", "SQL_ASCII"])
+def encoded(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> Iterator[Bench]:
+    name, how = f"of_{request.param.lower()}", "LOCALE_PROVIDER libc LOCALE 'C'"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING {request.param} {how}".encode())
+        yield Bench("postgres", tmp_path, server.rpartition("/")[0] + f"/{name}")
+        close_clients()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def test_texts_in_a_database_of_another_encoding(encoded: Bench) -> None:
+    log = [record(0, account="é"), record(1, account="€"), record(2, **{"€": 1})]
+    b = encoded
+    with b.run() as run:
+        run.deliver({0: log})
+    kept = [0] if "latin1" in b._url else [0, 1]
+    assert b.ids() == kept
+    with dead_letters(run.pipeline) as letters:
+        assert [one.offset for one in letters.select(Selection(), 9)] == [n for n in range(3) if n not in kept]
+        detail = letters.select(Selection(), 9)[-1].detail
+    assert ("\\u20ac" if "latin1" in b._url else "€") in detail
+    assert audit_findings(run.pipeline, {0: log}) == []
+
+
+def test_a_consumers_transaction_in_a_database_of_another_encoding(encoded: Bench) -> None:
+    b, tp = encoded, TopicPartition(TOPIC, 0)
+    with b.run() as run:
+        config = ConsumerConfig.resolve("exactly-once", database=True)
+        offsets = PostgresOffsets(run.pipeline, {}, config, Event(), print)
+        offsets._driver.run, offsets._driver.positions = run.number, {tp: 0}
+        given = Record(TOPIC, 0, 0, 0, None, b"x", [("€", b"")])
+        with offsets.transaction(Batch(tp, 0, 1, [given])) as tx:
+            tx.add_dead_letter(DeadLetter(TOPIC, 0, 0, 0, None, b"x", [("€", b"")], "unprocessable", "\0 \ud800 €"))
+        offsets.close()
+    with dead_letters(run.pipeline) as letters:
+        (one,) = letters.select(Selection(), 9)
+    assert one.headers == [("€", b"")]
+    assert one.detail == "\\x00 \\ud800 " + ("\\u20ac" if "latin1" in b._url else "€")
+
+
 # What the ledger remembers
 
 
@@ -553,12 +599,15 @@ def test_nothing_is_set_beyond_a_transaction(b: Bench, mode: str) -> None:
         assert task.query("SHOW lock_timeout") == [("1min",)]
 
 
-def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
+def test_the_url_has_keepalives_unless_it_says_otherwise(b: Bench) -> None:
     assert with_keepalive("postgresql://h/d") == (
         "postgresql://h/d?keepalives_idle=30&keepalives_interval=10&keepalives_count=3&tcp_user_timeout=60000"
+        "&client_encoding=UTF8"
     )
     own = "postgresql://h/d?keepalives_idle=5&tcp_user_timeout=1000"
-    assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3"
+    assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3&client_encoding=UTF8"
+    with psycopg.connect(with_keepalive(f"{b._url}?client_encoding=LATIN1")) as connection:
+        assert connection.info.encoding == "utf-8"
 
 
 def test_a_statement_of_a_bounded_session_ends_in_time(b: Bench) -> None:

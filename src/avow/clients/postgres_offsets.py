@@ -125,7 +125,7 @@ class Transaction:
                     dead_letter.timestamp_ms,
                 ),
                 *(dead_letter.key, dead_letter.value, headers_text(dead_letter.headers)),
-                *(dead_letter.reason, dead_letter.detail.replace("\0", "\\x00"), self._run),
+                *(dead_letter.reason, session.storable(dead_letter.detail, self.connection), self._run),
             ),
         )
 

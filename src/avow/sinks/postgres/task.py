@@ -336,7 +336,7 @@ class PostgresTask(TaskSink):
             return
         values = [dead_letter_values(dead_letter) for dead_letter in dead_letters]
         for row in values:
-            row["detail"] = row["detail"].replace("\0", "\\x00")
+            row["detail"] = self._session.storable(row["detail"])
         self._session.run_many(
             'INSERT INTO avow.dead_letters (pipeline, topic, partition, "offset", timestamp_ms, key, value, headers,'
             f" reason, detail, run) VALUES ({session.literal(self._pipeline.name)}, $1, $2, $3, $4, $5, $6,"
