@@ -413,12 +413,18 @@ def test_texts_in_a_database_of_another_encoding(encoded: Bench) -> None:
     assert audit_findings(run.pipeline, {0: log}) == []
 
 
+def exactly_once(run: Runner) -> PostgresOffsets:
+    """What a plain consumer has in place of a task, with the partition 0 of this run."""
+    config = ConsumerConfig.resolve("exactly-once", database=True)
+    offsets = PostgresOffsets(run.pipeline, {}, config, Event(), print)
+    offsets._driver.run, offsets._driver.positions = run.number, {TopicPartition(TOPIC, 0): 0}
+    return offsets
+
+
 def test_a_consumers_transaction_in_a_database_of_another_encoding(encoded: Bench) -> None:
     b, tp = encoded, TopicPartition(TOPIC, 0)
     with b.run() as run:
-        config = ConsumerConfig.resolve("exactly-once", database=True)
-        offsets = PostgresOffsets(run.pipeline, {}, config, Event(), print)
-        offsets._driver.run, offsets._driver.positions = run.number, {tp: 0}
+        offsets = exactly_once(run)
         given = Record(TOPIC, 0, 0, 0, None, b"x", [("€", b"")])
         with offsets.transaction(Batch(tp, 0, 1, [given])) as tx:
             tx.add_dead_letter(DeadLetter(TOPIC, 0, 0, 0, None, b"x", [("€", b"")], "unprocessable", "\0 \ud800 €"))
@@ -732,3 +738,17 @@ def test_idempotency_keys_that_are_alike_but_not_the_same(b: Bench) -> None:
         assert [tx.first_time(key) for key in keys] == [True] * len(keys)
         assert [tx.first_time(key) for key in keys] == [False] * len(keys)
         assert not tx.first_time("ÿ".encode())
+
+
+def test_a_repeat_that_was_not_handled_is_not_counted(b: Bench) -> None:
+    """Its handler failed after ``first_time``, and the consumer stops there."""
+    records = [Record(TOPIC, 0, offset, 0, None, b"x", []) for offset in range(3)]
+    with b.run() as run:
+        offsets = exactly_once(run)
+        with offsets.transaction(Batch(TopicPartition(TOPIC, 0), 0, 3, records)) as tx:
+            for one in records:
+                tx.at(one)
+                tx.first_time("the same")
+            tx.end_at(2)
+        offsets.close()
+        assert (run.position(), run.counts()) == (2, Counts(2, 1, 0, 1))

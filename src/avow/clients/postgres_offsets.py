@@ -133,6 +133,7 @@ class Transaction:
         """Claim no further: what lies behind was not handled."""
         self._todo = replace(self._todo, until=offset)
         self.records = [record for record in self.records if record.offset < offset]
+        self._repeats = {repeat for repeat in self._repeats if repeat < offset}
 
     @property
     def dead(self) -> int:
