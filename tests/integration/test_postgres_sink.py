@@ -386,6 +386,21 @@ def test_a_table_that_is_swapped_under_a_run_stops_it(b: Bench, mode: str, waits
     assert b.ids() == [0, 1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_column_that_nobody_fills_stops_the_run(b: Bench, mode: str) -> None:
+    """Each record would be a dead letter."""
+    with b.run(pipeline(b, mode)) as run:
+        run.deliver({0: [record(0)]})
+        sql(b, "ALTER TABLE TABLE_ ADD extra int NOT NULL DEFAULT 1", "ALTER TABLE TABLE_ ADD serial serial NOT NULL")
+        run.deliver({0: [record(1)]})
+        sql(b, "ALTER TABLE TABLE_ ALTER extra DROP DEFAULT")
+        with pytest.raises(
+            ConfigError, match="column 'extra' is NOT NULL without a default, but the pipeline does not"
+        ):
+            run.deliver({0: [record(2)]})
+        assert (run.position(), run.counts()) == (2, Counts(2, 2))
+
+
 # Databases whose encoding is not UTF-8
 
 

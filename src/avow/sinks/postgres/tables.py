@@ -205,7 +205,11 @@ def _differences(wanted: list[TableColumn], existing: dict[str, _Found], sink: P
     ours = {column.name for column in wanted}
     for other, column_found in existing.items():
         if other not in ours and column_found.required and not column_found.fills_itself:
-            yield f"column {other!r} is NOT NULL without a default, but the pipeline does not write it"
+            yield _not_filled(other)
+
+
+def _not_filled(column: str) -> str:
+    return f"column {column!r} is NOT NULL without a default, but the pipeline does not write it"
 
 
 def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
@@ -230,6 +234,7 @@ class TableTraits:
     row_security: bool  # policies apply to our user
     triggers: str  # the names of BEFORE triggers, which may discard a row without an error
     types: Mapping[str, str]  # of the columns
+    required: frozenset[str]  # columns that are NOT NULL and have nothing that fills them
 
     @property
     def may_discard(self) -> bool:
@@ -259,17 +264,18 @@ def lock(session: Session, table: Table) -> None:
 
 
 def traits(session: Session, table: Table) -> TableTraits:
-    ((oid, row_security, triggers, types),) = session.query(
+    ((oid, row_security, triggers, types, required),) = session.query(
         "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid"
         " UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid)"
         " SELECT to_regclass($1)::oid::bigint, coalesce(row_security_active(to_regclass($1)::oid), false),"
         " (SELECT coalesce(string_agg(DISTINCT tgname::text, ', '), '') FROM pg_trigger JOIN tree ON tgrelid = relid"
         " WHERE tgtype & 3 = 3 AND tgenabled IN ('O', 'A') AND NOT tgisinternal),"
-        " (SELECT coalesce(json_object_agg(attname, format_type(atttypid, atttypmod)), '{}')::text FROM pg_attribute"
-        " WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped)",
+        " coalesce(json_object_agg(attname, format_type(atttypid, atttypmod)), '{}')::text,"
+        " coalesce(json_agg(attname) FILTER (WHERE attnotnull AND NOT atthasdef AND attidentity = ''), '[]')::text"
+        " FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
         full_name(table),
     )
-    return TableTraits(oid, row_security, triggers, json.loads(types))
+    return TableTraits(oid, row_security, triggers, json.loads(types), frozenset(json.loads(required)))
 
 
 def encode(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -302,6 +308,12 @@ def check_types(schema: pa.Schema, table: Table, traits: TableTraits) -> None:
                 f"column {field.name!r} of table {table} now has type {existing} instead of {type_}",
                 advice="Alter the column back, or restart the run: a run checks the table when it starts.",
             )
+
+
+def check_required(schema: pa.Schema, table: Table, traits: TableTraits) -> None:
+    """Refuse a column that must be filled, made so since the run began: every record would be a dead letter."""
+    for column in sorted(traits.required - set(schema.names)):
+        raise ConfigError(f"table {table}: {_not_filled(column)}", advice="Give it a default, or drop its NOT NULL.")
 
 
 # A string, or -0 as a number of its own, which jsonb would take for 0.

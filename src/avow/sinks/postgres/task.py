@@ -88,6 +88,7 @@ class PostgresTask(TaskSink):
             tables.lock(self._session, self._sink.table)
             self._traits = tables.traits(self._session, self._sink.table)
             driver.check_table(self._session, self._pipeline, self._traits.oid)
+            tables.check_required(rows.rows.schema, self._sink.table, self._traits)
         traits = self._traits
         if not self._staged and (self._sink.mode != "append" or traits.row_security):
             self._make_stage(rows.rows.schema.names)
