@@ -580,6 +580,24 @@ def test_a_missing_right_stops_the_start_with_the_grant(b: Bench, mode: str) -> 
             " ALTER TABLE TABLE_v ADD amount float8 GENERATED ALWAYS AS (id * 2) STORED",
             "'amount' is a generated column",
         ),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_); ALTER TABLE TABLE_v DROP account;"
+            " ALTER TABLE TABLE_v ADD account varchar[]",
+            r"'account' has type character varying\[\] instead of text",
+        ),
+        ("CREATE UNLOGGED TABLE TABLE_v (LIKE TABLE_)", "is UNLOGGED: a crash of the server would empty it"),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_) PARTITION BY LIST (id);"
+            " CREATE TABLE TABLE__1 PARTITION OF TABLE_v FOR VALUES IN (1);"
+            " CREATE UNLOGGED TABLE TABLE__2 PARTITION OF TABLE_v FOR VALUES IN (2)",
+            "partition t_.*_2 is UNLOGGED",
+        ),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_) PARTITION BY LIST (id); CREATE FOREIGN DATA WRAPPER TABLE__w;"
+            " CREATE SERVER TABLE__s FOREIGN DATA WRAPPER TABLE__w;"
+            " CREATE FOREIGN TABLE TABLE__1 PARTITION OF TABLE_v FOR VALUES IN (1) SERVER TABLE__s",
+            "partition t_.*_1 is a foreign table",
+        ),
     ],
 )
 def test_what_takes_no_rows_stops_the_start(b: Bench, statement: str, problem: str) -> None:

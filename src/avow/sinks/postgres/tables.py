@@ -51,7 +51,7 @@ class TableColumn:
         if self.type == existing:
             return True
         if self.type == "text":
-            return existing.startswith("character varying")
+            return re.fullmatch(r"character varying(\(\d+\))?", existing) is not None
         ours, theirs = _numeric(self.type), _numeric(existing)
         if ours and existing == "numeric":
             return True
@@ -146,16 +146,26 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
     """What every write would fail with, before anything is read."""
-    ((kind, user),) = session.query(
-        "SELECT relkind::text, current_user::text FROM pg_class WHERE oid = to_regclass($1)", full_name(sink.table)
-    )
-    if kind not in ("r", "p"):
-        raise ConfigError(
-            f"sink.table: {sink.table} is {_KINDS.get(kind, 'not a table')}; rows and positions can be committed "
-            "together "
-            "only into a table",
-            advice="Name a table.",
-        )
+    ((user,),) = session.query("SELECT current_user::text")
+    for where, kind, unlogged in session.query(
+        "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid UNION ALL SELECT inhrelid FROM pg_inherits"
+        " JOIN tree ON inhparent = relid JOIN pg_class ON oid = relid AND relkind = 'p')"
+        " SELECT CASE WHEN oid = to_regclass($1) THEN $2 ELSE 'partition ' || oid::regclass END, relkind::text,"
+        " relkind = 'r' AND relpersistence = 'u' FROM pg_class JOIN tree ON oid = relid",
+        full_name(sink.table),
+        str(sink.table),
+    ):
+        if kind not in ("r", "p"):
+            raise ConfigError(
+                f"sink.table: {where} is {_KINDS.get(kind, 'not a table')}; rows and positions can be committed "
+                "together only into a table",
+                advice="Name a table.",
+            )
+        if unlogged:
+            raise ConfigError(
+                f"sink.table: {where} is UNLOGGED: a crash of the server would empty it, and leave the positions",
+                advice="ALTER TABLE ... SET LOGGED makes it a table that keeps its rows.",
+            )
     rights = {"append": ["INSERT"], "dedupe": ["INSERT", "SELECT"], "upsert": ["INSERT", "SELECT", "UPDATE", "DELETE"]}
     needed = rights[sink.mode]
     if "SELECT" not in needed and traits(session, sink.table).row_security:
