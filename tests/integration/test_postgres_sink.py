@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -20,22 +24,28 @@ from psycopg import Error as DatabaseError
 from pydantic import SecretStr
 from tests.fix_sinks import Bench
 
-from avow.clients.postgres_offsets import Transaction
+from avow.client_cache import close_clients
+from avow.clients.config import ConsumerConfig
+from avow.clients.postgres_offsets import PostgresOffsets, Transaction
+from avow.clients.records import Batch, Record
 from avow.engines.driver import STOPS
+from avow.engines.redrive import redrive
 from avow.engines.task import REFUSED, decode_batch
 from avow.errors import ConfigError, PositionBehind
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import PortPicker
 from avow.prove.pooler import Pooler
+from avow.retry import poll_until
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
-from avow.sinks.base import Refusal, Selection
+from avow.sinks.base import DeadLetter, Refusal, Selection
 from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.driver import PostgresDriver, application
-from avow.sinks.postgres.session import Session, cached, with_keepalive
+from avow.sinks.postgres.session import Session, cached, refused_line, with_keepalive
 from avow.sinks.postgres.task import PostgresTask
-from avow.testing.sinks import SCHEMA, TOPIC, batch, record
+from avow.testing.bench import Runner
+from avow.testing.sinks import SCHEMA, TOPIC, audit_findings, batch, lenient, record
 
 MODES = ["append", "dedupe", "upsert"]
 
@@ -160,6 +170,34 @@ def test_hundreds_of_refused_rows(b: Bench, mode: str, count: int) -> None:
     assert sorted(refused) == list(range(0, 2 * count, 2))
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_only_the_row_that_is_too_wide_is_set_aside(b: Bench, mode: str) -> None:
+    """The server puts a thousand rows into the table at once. Of an error there its CONTEXT names the last one read."""
+    columns = [f"c{n}" for n in range(1_100)]
+    declared = pipeline(b, mode, schema=", ".join(["id long not null", *(f"{column} double" for column in columns)]))
+    values = [json.dumps({"id": n}).encode() for n in range(3_000)]
+    values[300] = json.dumps({"id": 300} | dict.fromkeys(columns, 0.5)).encode()
+    with b.run(declared):
+        refused = put(declared, values)
+    assert {offset: why.code for offset, why in refused.items()} == {300: "54000"}
+    assert b.ids() == [n for n in range(3_000) if n != 300]
+
+
+def test_the_line_in_the_context_of_an_error() -> None:
+    class Said(DatabaseError):
+        diag = cast(Any, SimpleNamespace(context=""))
+
+    for context, line in (
+        ("COPY t, line 17", 16),
+        ("COPY t, line 17, column id", 16),
+        ("COPY a, line 3, line 17, column b, line 5", 16),
+        ('COPY other, line 3\nSQL statement "COPY other"\nCOPY t, line 17', 16),
+        ("SQL function", None),
+    ):
+        Said.diag.context = context
+        assert refused_line(Said()) == line
+
+
 def test_what_a_refused_row_costs(b: Bench) -> None:
     """Rows are sent again no more often than the logarithm of how many are refused."""
     sent: list[int] = []
@@ -252,6 +290,164 @@ def test_a_text_that_varchar_would_cut_is_a_dead_letter(b: Bench, mode: str) -> 
         assert run.counts() == Counts(6, 3, 3)
     assert [row["account"] for row in b.rows()] == ["abc", "ab ", "äöü"]
     assert b.dead_letters() == [(0, n, f"{REFUSED}-22001") for n in (2, 3, 5)]
+
+
+# Tables that are altered under a run
+
+
+def waits_for_the_table(b: Bench) -> bool:
+    waiting = f"SELECT FROM pg_locks WHERE NOT granted AND relation = '{b.table}'::regclass"
+    return bool(b._query(f"SELECT EXISTS ({waiting}) AS waits")[0]["waits"])
+
+
+@contextmanager
+def while_the_act_waits(b: Bench, run: Runner, values: Sequence[bytes], *statements: str) -> Iterator[Future[None]]:
+    """The table is altered in a transaction, for which an act waits when it is committed."""
+
+    def deliver() -> None:
+        try:
+            run.deliver({0: values})
+        finally:
+            close_clients()  # of this thread
+
+    with psycopg.connect(b._url) as connection, ThreadPoolExecutor(1) as pool:
+        for statement in statements:
+            connection.execute(statement.replace("TABLE_", b.table).encode())
+        delivered = pool.submit(deliver)
+        assert poll_until(lambda: waits_for_the_table(b), 20)
+        connection.commit()
+        yield delivered
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_type_that_is_changed_while_an_act_waits_stops_the_run(b: Bench, mode: str, isolation: str) -> None:
+    """A double's bytes are a bigint's, of another value."""
+    sql(b, f"ALTER DATABASE postgres SET default_transaction_isolation = '{isolation}'")
+    try:
+        with b.run(pipeline(b, mode)) as run:
+            run.deliver({0: [record(0)]})
+            with (
+                while_the_act_waits(b, run, [record(1)], "ALTER TABLE TABLE_ ALTER amount TYPE bigint") as delivered,
+                pytest.raises(ConfigError, match="now has type bigint instead of double precision"),
+            ):
+                delivered.result()
+            assert run.position() == 1
+        assert b.ids() == [0]
+    finally:
+        sql(b, "ALTER DATABASE postgres RESET default_transaction_isolation")
+
+
+COLUMNS = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
+
+
+@pytest.mark.parametrize("rights", ["INSERT", f"INSERT ({COLUMNS})"])
+def test_nothing_is_altered_while_an_act_writes(b: Bench, rights: str) -> None:
+    """Not even after a row was refused, whose savepoint gives up the locks that were taken behind it."""
+    tried, copy = [], Session.copy
+
+    def altered_before(self: Session, table: str, rows: Any) -> int:
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            sql(b, "SET lock_timeout = '100ms'", "ALTER TABLE TABLE_ ALTER amount TYPE bigint")
+        tried.append(rows.num_rows)
+        return copy(self, table, rows)
+
+    declared = pipeline(b)
+    with b.run(declared):
+        b.refuse("id = 2")
+    with user(b, f'GRANT {rights} ON "TABLE_"') as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "copy", altered_before)
+        assert list(put(as_user(declared, url), [record(n) for n in range(4)])) == [2]
+    assert len(tried) > 1
+    assert b.ids() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_is_swapped_under_a_run_stops_it(b: Bench, mode: str, waits: bool) -> None:
+    swap = ["ALTER TABLE TABLE_ RENAME TO TABLE_old", "ALTER TABLE TABLE_new RENAME TO TABLE_"]
+    with b.run(pipeline(b, mode)) as run:
+        run.deliver({0: [record(0)], 1: [record(9, extra=1)]})
+        sql(b, "CREATE TABLE TABLE_new (LIKE TABLE_ INCLUDING ALL)")
+        said = f"has delivered into table {b.table}old, but sink.table is now {b.table}"
+        if waits:
+            with while_the_act_waits(b, run, [record(1)], *swap) as delivered, pytest.raises(ConfigError, match=said):
+                delivered.result()
+        else:
+            sql(b, *swap)
+            with pytest.raises(ConfigError, match=said):
+                run.deliver({0: [record(1)]})
+        assert run.position() == 1
+        with pytest.raises(ConfigError, match="has delivered into table"):
+            redrive(lenient(run.pipeline), Selection(), pytest.fail)
+        assert b.ids() == []
+        sql(b, "DROP TABLE TABLE_", "ALTER TABLE TABLE_old RENAME TO TABLE_")
+        run.deliver({0: [record(1)]})
+    assert b.ids() == [0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_column_that_nobody_fills_stops_the_run(b: Bench, mode: str) -> None:
+    """Each record would be a dead letter."""
+    with b.run(pipeline(b, mode)) as run:
+        run.deliver({0: [record(0)]})
+        sql(b, "ALTER TABLE TABLE_ ADD extra int NOT NULL DEFAULT 1", "ALTER TABLE TABLE_ ADD serial serial NOT NULL")
+        run.deliver({0: [record(1)]})
+        sql(b, "ALTER TABLE TABLE_ ALTER extra DROP DEFAULT")
+        with pytest.raises(
+            ConfigError, match="column 'extra' is NOT NULL without a default, but the pipeline does not"
+        ):
+            run.deliver({0: [record(2)]})
+        assert (run.position(), run.counts()) == (2, Counts(2, 2))
+
+
+# Databases whose encoding is not UTF-8
+
+
+@pytest.fixture(params=["LATIN1", "SQL_ASCII"])
+def encoded(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> Iterator[Bench]:
+    name, how = f"of_{request.param.lower()}", "LOCALE_PROVIDER libc LOCALE 'C'"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING {request.param} {how}".encode())
+        yield Bench("postgres", tmp_path, server.rpartition("/")[0] + f"/{name}")
+        close_clients()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def test_texts_in_a_database_of_another_encoding(encoded: Bench) -> None:
+    log = [record(0, account="é"), record(1, account="€"), record(2, **{"€": 1})]
+    b = encoded
+    with b.run() as run:
+        run.deliver({0: log})
+    kept = [0] if "latin1" in b._url else [0, 1]
+    assert b.ids() == kept
+    with dead_letters(run.pipeline) as letters:
+        assert [one.offset for one in letters.select(Selection(), 9)] == [n for n in range(3) if n not in kept]
+        detail = letters.select(Selection(), 9)[-1].detail
+    assert ("\\u20ac" if "latin1" in b._url else "€") in detail
+    assert audit_findings(run.pipeline, {0: log}) == []
+
+
+def exactly_once(run: Runner) -> PostgresOffsets:
+    """What a plain consumer has in place of a task, with the partition 0 of this run."""
+    config = ConsumerConfig.resolve("exactly-once", database=True)
+    offsets = PostgresOffsets(run.pipeline, {}, config, Event(), print)
+    offsets._driver.run, offsets._driver.positions = run.number, {TopicPartition(TOPIC, 0): 0}
+    return offsets
+
+
+def test_a_consumers_transaction_in_a_database_of_another_encoding(encoded: Bench) -> None:
+    b, tp = encoded, TopicPartition(TOPIC, 0)
+    with b.run() as run:
+        offsets = exactly_once(run)
+        given = Record(TOPIC, 0, 0, 0, None, b"x", [("€", b"")])
+        with offsets.transaction(Batch(tp, 0, 1, [given])) as tx:
+            tx.add_dead_letter(DeadLetter(TOPIC, 0, 0, 0, None, b"x", [("€", b"")], "unprocessable", "\0 \ud800 €"))
+        offsets.close()
+    with dead_letters(run.pipeline) as letters:
+        (one,) = letters.select(Selection(), 9)
+    assert one.headers == [("€", b"")]
+    assert one.detail == "\\x00 \\ud800 " + ("\\u20ac" if "latin1" in b._url else "€")
 
 
 # What the ledger remembers
@@ -369,8 +565,7 @@ def test_a_missing_right_stops_the_start_with_the_grant(b: Bench, mode: str) -> 
             b.run(own)
         sql(b, found.value.advice)
         if mode == "append":  # a right on each column is as good
-            columns = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"
-            sql(b, "REVOKE INSERT ON TABLE_ FROM TABLE__user", f"GRANT INSERT ({columns}) ON TABLE_ TO TABLE__user")
+            sql(b, "REVOKE INSERT ON TABLE_ FROM TABLE__user", f"GRANT INSERT ({COLUMNS}) ON TABLE_ TO TABLE__user")
         with b.run(own) as run:
             run.deliver({0: [record(0)]})
     assert b.ids() == [0]
@@ -384,6 +579,24 @@ def test_a_missing_right_stops_the_start_with_the_grant(b: Bench, mode: str) -> 
             "CREATE TABLE TABLE_v (LIKE TABLE_); ALTER TABLE TABLE_v DROP amount;"
             " ALTER TABLE TABLE_v ADD amount float8 GENERATED ALWAYS AS (id * 2) STORED",
             "'amount' is a generated column",
+        ),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_); ALTER TABLE TABLE_v DROP account;"
+            " ALTER TABLE TABLE_v ADD account varchar[]",
+            r"'account' has type character varying\[\] instead of text",
+        ),
+        ("CREATE UNLOGGED TABLE TABLE_v (LIKE TABLE_)", "is UNLOGGED: a crash of the server would empty it"),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_) PARTITION BY LIST (id);"
+            " CREATE TABLE TABLE__1 PARTITION OF TABLE_v FOR VALUES IN (1);"
+            " CREATE UNLOGGED TABLE TABLE__2 PARTITION OF TABLE_v FOR VALUES IN (2)",
+            "partition t_.*_2 is UNLOGGED",
+        ),
+        (
+            "CREATE TABLE TABLE_v (LIKE TABLE_) PARTITION BY LIST (id); CREATE FOREIGN DATA WRAPPER TABLE__w;"
+            " CREATE SERVER TABLE__s FOREIGN DATA WRAPPER TABLE__w;"
+            " CREATE FOREIGN TABLE TABLE__1 PARTITION OF TABLE_v FOR VALUES IN (1) SERVER TABLE__s",
+            "partition t_.*_1 is a foreign table",
         ),
     ],
 )
@@ -425,12 +638,15 @@ def test_nothing_is_set_beyond_a_transaction(b: Bench, mode: str) -> None:
         assert task.query("SHOW lock_timeout") == [("1min",)]
 
 
-def test_the_url_has_keepalives_unless_it_says_otherwise() -> None:
+def test_the_url_has_keepalives_unless_it_says_otherwise(b: Bench) -> None:
     assert with_keepalive("postgresql://h/d") == (
         "postgresql://h/d?keepalives_idle=30&keepalives_interval=10&keepalives_count=3&tcp_user_timeout=60000"
+        "&client_encoding=UTF8"
     )
     own = "postgresql://h/d?keepalives_idle=5&tcp_user_timeout=1000"
-    assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3"
+    assert with_keepalive(own) == f"{own}&keepalives_interval=10&keepalives_count=3&client_encoding=UTF8"
+    with psycopg.connect(with_keepalive(f"{b._url}?client_encoding=LATIN1")) as connection:
+        assert connection.info.encoding == "utf-8"
 
 
 def test_a_statement_of_a_bounded_session_ends_in_time(b: Bench) -> None:
@@ -555,3 +771,17 @@ def test_idempotency_keys_that_are_alike_but_not_the_same(b: Bench) -> None:
         assert [tx.first_time(key) for key in keys] == [True] * len(keys)
         assert [tx.first_time(key) for key in keys] == [False] * len(keys)
         assert not tx.first_time("ÿ".encode())
+
+
+def test_a_repeat_that_was_not_handled_is_not_counted(b: Bench) -> None:
+    """Its handler failed after ``first_time``, and the consumer stops there."""
+    records = [Record(TOPIC, 0, offset, 0, None, b"x", []) for offset in range(3)]
+    with b.run() as run:
+        offsets = exactly_once(run)
+        with offsets.transaction(Batch(TopicPartition(TOPIC, 0), 0, 3, records)) as tx:
+            for one in records:
+                tx.at(one)
+                tx.first_time("the same")
+            tx.end_at(2)
+        offsets.close()
+        assert (run.position(), run.counts()) == (2, Counts(2, 1, 0, 1))

@@ -125,7 +125,7 @@ class Transaction:
                     dead_letter.timestamp_ms,
                 ),
                 *(dead_letter.key, dead_letter.value, headers_text(dead_letter.headers)),
-                *(dead_letter.reason, dead_letter.detail.replace("\0", "\\x00"), self._run),
+                *(dead_letter.reason, session.storable(dead_letter.detail, self.connection), self._run),
             ),
         )
 
@@ -133,6 +133,7 @@ class Transaction:
         """Claim no further: what lies behind was not handled."""
         self._todo = replace(self._todo, until=offset)
         self.records = [record for record in self.records if record.offset < offset]
+        self._repeats = {repeat for repeat in self._repeats if repeat < offset}
 
     @property
     def dead(self) -> int:

@@ -171,6 +171,37 @@ def _last(last: Fingerprint | None) -> str:
     return f", last_offset = {last.offset}, last_timestamp_ms = {last.timestamp_ms}, last_crc32 = {last.crc32}"
 
 
+def check_table(session: Session, pipeline: PipelineConfig, oid: int) -> None:
+    """Refuse another table than the one that the positions are of: it may have taken its name since the start."""
+    others = session.query(
+        "SELECT table_name, (SELECT oid::regclass::text FROM pg_class WHERE oid = table_oid) FROM avow.pipelines"
+        f" WHERE pipeline = $1 AND table_oid <> {oid}",
+        pipeline.name,
+    )
+    if others:
+        raise _other_table(pipeline, *others[0])
+
+
+def _other_table(pipeline: PipelineConfig, known: str, now_called: str | None) -> ConfigError:
+    assert isinstance(pipeline.sink, PostgresConfig)
+    name, table = pipeline.name, pipeline.sink.table
+    accept = (
+        f"If {table} has its rows (a restored backup, a rebuilt table), confirm that with DELETE FROM "
+        f"avow.pipelines WHERE pipeline = {literal(name)}."
+    )
+    if now_called is None:
+        return ConfigError(
+            f"pipeline {name} delivered into another table {table}: {known} was dropped, with the delivered rows",
+            advice=f"Restore it, or give the pipeline a new name to fill {table} from source.start. {accept}",
+        )
+    return ConfigError(
+        f"pipeline {name} has delivered into table {now_called}, but sink.table is now {table}: its rows would be "
+        "split between two tables",
+        advice=f"Set sink.table to {now_called}; or rename that table to {table}; or give the "
+        f"pipeline a new name to fill {table} from source.start. {accept}",
+    )
+
+
 def application(pipeline: str, run: int) -> str:
     """The name of our sessions on the server. It is cut at 63 bytes, so the pipeline is a hash."""
     return f"{_application_prefix(pipeline)}{run}"
@@ -228,7 +259,7 @@ class PostgresDriver(DriverSink):
         if known:
             ((known_oid, known_name, text, now_called),) = known
             if known_oid != oid and self.entries():
-                raise self._other_table(known_name, now_called)
+                raise _other_table(pipeline, known_name, now_called)
             before = json.loads(text)
             self.remarks += [
                 f"{key} is now {value or 'none'}; in the last run of {pipeline.name} it was {before[key] or 'none'}"
@@ -241,24 +272,6 @@ class PostgresDriver(DriverSink):
             pipeline.name,
             str(sink.table),
             json.dumps(declared),
-        )
-
-    def _other_table(self, known: str, now_called: str | None) -> ConfigError:
-        name, table = self._pipeline.name, self._sink.table
-        accept = (
-            f"If {table} has its rows (a restored backup, a rebuilt table), confirm that with DELETE FROM "
-            f"avow.pipelines WHERE pipeline = {literal(name)}."
-        )
-        if now_called is None:
-            return ConfigError(
-                f"pipeline {name} delivered into another table {table}: {known} was dropped, with the delivered rows",
-                advice=f"Restore it, or give the pipeline a new name to fill {table} from source.start. {accept}",
-            )
-        return ConfigError(
-            f"pipeline {name} has delivered into table {now_called}, but sink.table is now {table}: its rows would be "
-            "split between two tables",
-            advice=f"Set sink.table to {now_called}; or rename that table to {table}; or give the "
-            f"pipeline a new name to fill {table} from source.start. {accept}",
         )
 
     @contextmanager

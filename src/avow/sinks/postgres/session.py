@@ -59,11 +59,8 @@ class Session:
     def __init__(self, url: str, application: str, timeout_s: float | None = None) -> None:
         self._timeout_s = timeout_s
         try:
-            # Autocommit: psycopg begins no transaction by itself. The texts that we send are UTF-8, whatever the
-            # database is in.
-            self._connection = psycopg.connect(
-                with_keepalive(url, timeout_s), autocommit=True, prepare_threshold=None, client_encoding="UTF8"
-            )
+            # Autocommit: psycopg begins no transaction by itself.
+            self._connection = psycopg.connect(with_keepalive(url, timeout_s), autocommit=True, prepare_threshold=None)
         except DatabaseError as error:
             raise connect_error(str(error), url) from None
         self._connection.adapters.register_loader("timestamptz", _UtcLoader)
@@ -95,8 +92,13 @@ class Session:
                     copy.write(chunk)
             return cursor.rowcount
 
-    def begin(self, how: str = "") -> None:
-        self.run(f"BEGIN {how}; {local_settings(self.application, IDLE_IN_TRANSACTION_S, self._timeout_s)}")
+    def storable(self, text: str) -> str:
+        return storable(text, self._connection)
+
+    def begin(self) -> None:
+        # Whatever the server's default is: what was committed while we waited for a lock must be seen.
+        settings = local_settings(self.application, IDLE_IN_TRANSACTION_S, self._timeout_s)
+        self.run(f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}")
         self._in_transaction = True
 
     def commit(self) -> None:
@@ -171,8 +173,9 @@ def refused_line(error: Failure) -> int | None:
     """Which row of a COPY was refused, from 0, if the server says so."""
     if isinstance(error, EncodeError):
         return error.row
-    match = re.search(r"^COPY .*?, line (\d+)", error.diag.context or "", re.MULTILINE | re.DOTALL)
-    return int(match[1]) - 1 if match else None
+    # The last COPY that is named is ours: those before it are of triggers. Names may look like lines, too.
+    lines = re.findall(r"^COPY .*?, line (\d+)(?:, column .*)?$", error.diag.context or "", re.MULTILINE)
+    return int(lines[-1]) - 1 if lines else None
 
 
 def message(error: Failure) -> str:
@@ -195,6 +198,13 @@ def without_url(text: str, url: str) -> str:
         for part in filter(None, secret):
             text = text.replace(part, "***").replace(unquote(part), "***")
     return text.strip()
+
+
+def storable(text: str, connection: psycopg.Connection[Any]) -> str:
+    """A text as the database can hold it, with escapes for what its encoding may not have, and for NUL."""
+    utf8 = connection.info.parameter_status("server_encoding") in ("UTF8", "SQL_ASCII")
+    held = "utf-8" if utf8 else "ascii"
+    return text.replace("\0", "\\x00").encode(held, "backslashreplace").decode(held)
 
 
 def name(text: str) -> str:
@@ -220,12 +230,13 @@ _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_coun
 
 
 def with_keepalive(url: str, connect_s: float | None = None) -> str:
-    """The URL with keepalives and a bound on connecting, unless it has its own."""
+    """The URL with keepalives and a bound on connecting, unless it has its own. What is sent and read is UTF-8,
+    whatever the database is in: of a parameter that is there twice, libpq takes the last."""
     base, _, query = url.partition("?")
     own = {pair.partition("=")[0] for pair in query.split("&")}
     wanted = _KEEPALIVE if connect_s is None else {**_KEEPALIVE, "connect_timeout": math.ceil(connect_s)}
     added = [f"{name}={value}" for name, value in wanted.items() if name not in own]
-    return f"{base}?{'&'.join(filter(None, [query, *added]))}"
+    return f"{base}?{'&'.join(filter(None, [query, *added, 'client_encoding=UTF8']))}"
 
 
 def local_settings(application: str, idle_s: float, statement_s: float | None = None) -> str:

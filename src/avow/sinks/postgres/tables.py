@@ -22,7 +22,7 @@ from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN
 from avow.sinks.json import NotJson, value_text
 from avow.sinks.postgres.config import PostgresConfig, Table
-from avow.sinks.postgres.session import Session, message, name
+from avow.sinks.postgres.session import Session, as_sink_error, message, name
 
 _TYPES = {
     Scalar.BOOLEAN: "boolean",
@@ -51,7 +51,7 @@ class TableColumn:
         if self.type == existing:
             return True
         if self.type == "text":
-            return existing.startswith("character varying")
+            return re.fullmatch(r"character varying(\(\d+\))?", existing) is not None
         ours, theirs = _numeric(self.type), _numeric(existing)
         if ours and existing == "numeric":
             return True
@@ -146,16 +146,26 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
     """What every write would fail with, before anything is read."""
-    ((kind, user),) = session.query(
-        "SELECT relkind::text, current_user::text FROM pg_class WHERE oid = to_regclass($1)", full_name(sink.table)
-    )
-    if kind not in ("r", "p"):
-        raise ConfigError(
-            f"sink.table: {sink.table} is {_KINDS.get(kind, 'not a table')}; rows and positions can be committed "
-            "together "
-            "only into a table",
-            advice="Name a table.",
-        )
+    ((user,),) = session.query("SELECT current_user::text")
+    for where, kind, unlogged in session.query(
+        "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid UNION ALL SELECT inhrelid FROM pg_inherits"
+        " JOIN tree ON inhparent = relid JOIN pg_class ON oid = relid AND relkind = 'p')"
+        " SELECT CASE WHEN oid = to_regclass($1) THEN $2 ELSE 'partition ' || oid::regclass END, relkind::text,"
+        " relkind = 'r' AND relpersistence = 'u' FROM pg_class JOIN tree ON oid = relid",
+        full_name(sink.table),
+        str(sink.table),
+    ):
+        if kind not in ("r", "p"):
+            raise ConfigError(
+                f"sink.table: {where} is {_KINDS.get(kind, 'not a table')}; rows and positions can be committed "
+                "together only into a table",
+                advice="Name a table.",
+            )
+        if unlogged:
+            raise ConfigError(
+                f"sink.table: {where} is UNLOGGED: a crash of the server would empty it, and leave the positions",
+                advice="ALTER TABLE ... SET LOGGED makes it a table that keeps its rows.",
+            )
     rights = {"append": ["INSERT"], "dedupe": ["INSERT", "SELECT"], "upsert": ["INSERT", "SELECT", "UPDATE", "DELETE"]}
     needed = rights[sink.mode]
     if "SELECT" not in needed and traits(session, sink.table).row_security:
@@ -205,7 +215,11 @@ def _differences(wanted: list[TableColumn], existing: dict[str, _Found], sink: P
     ours = {column.name for column in wanted}
     for other, column_found in existing.items():
         if other not in ours and column_found.required and not column_found.fills_itself:
-            yield f"column {other!r} is NOT NULL without a default, but the pipeline does not write it"
+            yield _not_filled(other)
+
+
+def _not_filled(column: str) -> str:
+    return f"column {column!r} is NOT NULL without a default, but the pipeline does not write it"
 
 
 def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
@@ -224,11 +238,13 @@ def _key_differences(session: Session, sink: PostgresConfig) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class TableTraits:
-    """What decides how rows go into the table."""
+    """What decides how rows go into the table, and which one it is."""
 
+    oid: int
     row_security: bool  # policies apply to our user
     triggers: str  # the names of BEFORE triggers, which may discard a row without an error
     types: Mapping[str, str]  # of the columns
+    required: frozenset[str]  # columns that are NOT NULL and have nothing that fills them
 
     @property
     def may_discard(self) -> bool:
@@ -245,18 +261,31 @@ class TableTraits:
 _VARCHAR = re.compile(r"character varying\((\d+)\)")
 
 
+def lock(session: Session, table: Table) -> None:
+    """Let nobody alter the table until the transaction ends, so that what ``traits`` then says stays true. Not within a
+    savepoint: a rollback to it gives up the lock."""
+    with as_sink_error(f"cannot write to table {table}"):
+        target = full_name(table)
+        ((whole,),) = session.query("SELECT has_table_privilege(to_regclass($1)::oid, 'INSERT')", target)
+        # LOCK needs a right on the whole table. Where there are rights on columns, an INSERT that is only planned takes
+        # the same lock.
+        how = f"LOCK TABLE ONLY {target} IN ROW EXCLUSIVE MODE"
+        session.run(how if whole else f"EXPLAIN INSERT INTO {target} DEFAULT VALUES")
+
+
 def traits(session: Session, table: Table) -> TableTraits:
-    rows = session.query(
+    ((oid, row_security, triggers, types, required),) = session.query(
         "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid"
         " UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = relid)"
-        " SELECT coalesce(row_security_active(to_regclass($1)::oid), false),"
+        " SELECT to_regclass($1)::oid::bigint, coalesce(row_security_active(to_regclass($1)::oid), false),"
         " (SELECT coalesce(string_agg(DISTINCT tgname::text, ', '), '') FROM pg_trigger JOIN tree ON tgrelid = relid"
         " WHERE tgtype & 3 = 3 AND tgenabled IN ('O', 'A') AND NOT tgisinternal),"
-        " (SELECT coalesce(json_object_agg(attname, format_type(atttypid, atttypmod)), '{}')::text FROM pg_attribute"
-        " WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped)",
+        " coalesce(json_object_agg(attname, format_type(atttypid, atttypmod)), '{}')::text,"
+        " coalesce(json_agg(attname) FILTER (WHERE attnotnull AND NOT atthasdef AND attidentity = ''), '[]')::text"
+        " FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
         full_name(table),
     )
-    return TableTraits(rows[0][0], rows[0][1], json.loads(rows[0][2]))
+    return TableTraits(oid, row_security, triggers, json.loads(types), frozenset(json.loads(required)))
 
 
 def encode(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -289,6 +318,12 @@ def check_types(schema: pa.Schema, table: Table, traits: TableTraits) -> None:
                 f"column {field.name!r} of table {table} now has type {existing} instead of {type_}",
                 advice="Alter the column back, or restart the run: a run checks the table when it starts.",
             )
+
+
+def check_required(schema: pa.Schema, table: Table, traits: TableTraits) -> None:
+    """Refuse a column that must be filled, made so since the run began: every record would be a dead letter."""
+    for column in sorted(traits.required - set(schema.names)):
+        raise ConfigError(f"table {table}: {_not_filled(column)}", advice="Give it a default, or drop its NOT NULL.")
 
 
 # A string, or -0 as a number of its own, which jsonb would take for 0.

@@ -85,7 +85,10 @@ class PostgresTask(TaskSink):
     def write(self, rows: RowChanges) -> Written:
         """Put rows into the table (append), or aside until ``finish`` (dedupe, upsert)."""
         if self._traits is None:  # once in each act: the table may be altered between two
+            tables.lock(self._session, self._sink.table)
             self._traits = tables.traits(self._session, self._sink.table)
+            driver.check_table(self._session, self._pipeline, self._traits.oid)
+            tables.check_required(rows.rows.schema, self._sink.table, self._traits)
         traits = self._traits
         if not self._staged and (self._sink.mode != "append" or traits.row_security):
             self._make_stage(rows.rows.schema.names)
@@ -156,8 +159,9 @@ class PostgresTask(TaskSink):
 
     def _isolate(self, numbers: Sequence[int], put: Callable[[Sequence[int]], int], refused: dict[int, str]) -> int:
         """Put these in, and set aside what the server refuses. Where it does not say which one that was, halves are
-        tried. Where it does, halves of the rest: what stands behind a refused one is then sent again no more often than
-        the logarithm of how many are refused. The sum of what ``put`` gives."""
+        tried. Where it does, that one alone, and halves of the rest: what stands behind a refused one is then sent
+        again no more often than the logarithm of how many are refused. None is refused in company: rows go into the
+        table by the thousand, and an error there names the last that was read. The sum of what ``put`` gives."""
         total, todo = 0, [numbers]
         while todo:
             part = todo.pop()
@@ -170,11 +174,12 @@ class PostgresTask(TaskSink):
             except (DatabaseError, EncodeError) as error:
                 if not self._refuses(error):
                     raise
-                line = 0 if len(part) == 1 else session.refused_line(error)
-                if line is not None and line < len(part):
-                    refused[part[line]] = session.refusal(error)
+                line = session.refused_line(error)
+                if len(part) == 1:
+                    refused[part[0]] = session.refusal(error)
+                elif line is not None and line < len(part):
                     rest = part[line + 1 :]
-                    todo += [rest[len(rest) // 2 :], rest[: len(rest) // 2], part[:line]]
+                    todo += [rest[len(rest) // 2 :], rest[: len(rest) // 2], part[line : line + 1], part[:line]]
                 else:
                     todo += [part[len(part) // 2 :], part[: len(part) // 2]]
         return total
@@ -332,7 +337,7 @@ class PostgresTask(TaskSink):
             return
         values = [dead_letter_values(dead_letter) for dead_letter in dead_letters]
         for row in values:
-            row["detail"] = row["detail"].replace("\0", "\\x00")
+            row["detail"] = self._session.storable(row["detail"])
         self._session.run_many(
             'INSERT INTO avow.dead_letters (pipeline, topic, partition, "offset", timestamp_ms, key, value, headers,'
             f" reason, detail, run) VALUES ({session.literal(self._pipeline.name)}, $1, $2, $3, $4, $5, $6,"
@@ -366,17 +371,6 @@ class PostgresTask(TaskSink):
 
     def dead_letters(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Selected dead letters, locked until the act ends."""
-        others = self._session.query(
-            "SELECT table_name FROM avow.pipelines WHERE pipeline = $1 AND table_oid <> to_regclass($2)::oid::bigint",
-            self._pipeline.name,
-            tables.full_name(self._sink.table),
-        )
-        if others:
-            raise ConfigError(
-                f"pipeline {self._pipeline.name} has delivered into table {others[0][0]}, but sink.table is now "
-                f"{self._sink.table}",
-                advice="Set sink.table to the table that the pipeline delivers into.",
-            )
         return select(self._session, self._pipeline.name, selection, limit, lock=True)
 
 
