@@ -31,7 +31,7 @@ from avow.clients.records import Batch, Record
 from avow.engines.driver import STOPS
 from avow.engines.redrive import redrive
 from avow.engines.task import REFUSED, decode_batch
-from avow.errors import ConfigError, PositionBehind
+from avow.errors import ConfigError, PositionBehind, SinkUnavailable
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.local.cluster import PortPicker
@@ -40,6 +40,7 @@ from avow.retry import poll_until
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import DeadLetter, Refusal, Selection
+from avow.sinks.postgres import session as postgres_session
 from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.driver import PostgresDriver, application
 from avow.sinks.postgres.session import Session, cached, refused_line, with_keepalive
@@ -336,6 +337,20 @@ def test_a_type_that_is_changed_while_an_act_waits_stops_the_run(b: Bench, mode:
         assert b.ids() == [0]
     finally:
         sql(b, "ALTER DATABASE postgres RESET default_transaction_isolation")
+
+
+@pytest.mark.parametrize("locked", ['"TABLE_"', "avow.ledger"])
+def test_a_lock_that_somebody_holds_is_no_records_fault(b: Bench, monkeypatch: pytest.MonkeyPatch, locked: str) -> None:
+    """Records that cannot be written now are isolated and become dead letters only if the sink says no such thing."""
+    monkeypatch.setattr(postgres_session, "LOCK_WAIT_S", 1)
+    with b.run() as run, psycopg.connect(b._url) as other:
+        other.execute(f"LOCK TABLE {locked}".replace("TABLE_", b.table).encode())
+        with pytest.raises(SinkUnavailable, match="SQLSTATE 55P03"):
+            # The position as it is known: to read the ledger would wait, too.
+            run.deliver({0: [record(0)]}, starts={0: 0})
+        other.rollback()
+        run.deliver({0: [record(0)]})
+    assert (b.ids(), b.dead_letters()) == ([0], [])
 
 
 COLUMNS = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"

@@ -26,7 +26,7 @@ from psycopg import Error as DatabaseError
 from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from avow.client_cache import ClientCache
-from avow.errors import AvowError, ConfigError, SinkError
+from avow.errors import AvowError, ConfigError, SinkError, SinkUnavailable
 from avow.sinks.base import Refusal
 from avow.sinks.postgres import copy_format
 from avow.sinks.postgres.copy_format import EncodeError
@@ -141,7 +141,7 @@ def as_sink_error(what: str) -> Iterator[None]:
         yield
     except DatabaseError as error:
         state = error.sqlstate or ""
-        kind = ConfigError if _PERMANENT.match(state) else SinkError
+        kind = ConfigError if _PERMANENT.match(state) else SinkUnavailable if unavailable(error) else SinkError
         raise kind(f"{what}: {message(error)}", advice=_ADVICE.get(state, _CHECK)) from None
 
 
@@ -151,12 +151,20 @@ def as_sink_error(what: str) -> Iterator[None]:
 _NOT_OF_A_ROW = re.compile("08|0B|25|26|28|2D|34|3B|3D|3F|40|53|55|57|58|72|F0|XX")
 # Permanent: these recur until the pipeline, the table or a privilege is changed.
 _PERMANENT = re.compile("0A|28|3D|3F|42")
+# Locks that are not had in time, deadlocks, full disks, too many connections, a server that starts: no row's fault.
+_UNAVAILABLE = re.compile("40|53100|53300|55P03|57P03")
 _CHECK = "Check the server's log and the privileges of the user of sink.url."
 _ADVICE = {
     "25006": "The server is read-only: it is a standby, or default_transaction_read_only is on. Connect to the "
     "primary (with several hosts in sink.url: target_session_attrs=read-write).",
     "42501": "Grant the user of sink.url the named privilege (docs/PIPELINE.md lists what a pipeline needs).",
 }
+
+
+def unavailable(error: DatabaseError) -> bool:
+    """Whether the server, or the table, takes nothing now. A session that ended says no such thing: a row may have
+    ended it."""
+    return _UNAVAILABLE.match(error.sqlstate or "") is not None
 
 
 def refused(error: Failure) -> bool:
@@ -259,7 +267,7 @@ _NEVER = re.compile(
 
 def connect_error(text: str, url: str) -> AvowError:
     """Why there is no connection. One that trying again cannot heal is a ConfigError."""
-    kind = ConfigError if _NEVER.search(text) else SinkError
+    kind = ConfigError if _NEVER.search(text) else SinkUnavailable
     return kind(
         f"could not connect to PostgreSQL: {without_url(text, url)}",
         advice="Check that the server runs, and check sink.url: host, port, database, user and password.",

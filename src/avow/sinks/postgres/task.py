@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from psycopg import Error as DatabaseError
 
 from avow.arrow import indices
-from avow.errors import ConfigError, ProtocolViolation
+from avow.errors import ConfigError, ProtocolViolation, SinkUnavailable
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint, OffsetRange
 from avow.settings import REST_COLUMN, PipelineConfig
@@ -68,9 +68,12 @@ class PostgresTask(TaskSink):
             self._staged, self._traits = False, None
             yield
             self._session.commit()
-        except BaseException:
+        except BaseException as error:
             # Also after a lost answer: the next attempt reads the outcome from the ledger.
             session.forget(self._url)
+            if isinstance(error, DatabaseError) and session.unavailable(error):
+                what = f"could not write to PostgreSQL: {session.message(error)}"
+                raise SinkUnavailable(what, advice="Check the server's log, its disk, and who holds locks.") from error
             raise
 
     def entries(self, partitions: Sequence[TopicPartition], *, lock: bool) -> list[Entry]:
