@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -61,6 +61,7 @@ from avow.sinks.lake import redrive as redriving
 from avow.sinks.lake.files import location_of
 from avow.sinks.lake.maintenance import compact, orphans
 from avow.sinks.lake.plugin import lake_tables
+from avow.sinks.lake.table import CommitConflict
 from avow.testing import bench as bench_module
 from avow.testing.sinks import EVERY, Runner, every, record
 
@@ -341,6 +342,54 @@ def test_a_lost_answer(b: Bench, guarantee: str, which: Act) -> None:
     assert b.ids() == ([0, 0, 1, 1] if guarantee == "at-least-once" and failed else [0, 1])
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("guarantee", ["at-most-once", "exactly-once"])
+def test_a_record_whose_last_try_was_committed_is_not_set_aside(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, guarantee: str, late: bool
+) -> None:
+    """Its answer is lost, and the store is away for a moment. Then the record is set aside, in the same run: a row is
+    no dead letter as well, which a redrive would double. ``late``: the store takes the commit when it may no longer."""
+    strict, real = b.pipeline(guarantee), driver._apply
+    lenient = strict.model_copy(update={"decode": wider(b).decode})
+    older, _ = lake_tables(strict)
+    held: list[Any] = []
+
+    def away() -> bool:
+        raise SinkError("503 Slow Down")
+
+    def lose(table: Any, change: driver.TableChange, *more: Any) -> None:
+        if change.files:
+            held[:] = [change, *more]
+            older.load()
+            monkeypatch.setattr(table, "load", away)
+        if not (late and change.files):
+            real(table, change, *more)
+        if change.files:
+            raise SinkError("timed out")
+
+    def arrive(table: Any, *more: Any) -> None:
+        if late and table.shown.endswith("_dead_letters"):
+            with suppress(CommitConflict):
+                real(older, *held)
+        real(table, *more)
+
+    with b.run(strict, partitions=1) as run:
+        tried, aside = (run.stage({0: [value]}) for value in (record(0), record(0, extra=1)))
+        monkeypatch.setattr(driver, "_apply", lose)
+        with pytest.raises(SinkError):
+            run.commit(*tried)
+        monkeypatch.undo()
+        monkeypatch.setattr(driver, "_apply", arrive)
+        run.commit(*aside)
+        monkeypatch.undo()
+        run.deliver({0: [record(1)]})
+        assert run.position() == 2
+    letters = b.dead_letters()
+    redrive(lenient, Selection(), no_spark)
+    lost = late and guarantee == "at-most-once"
+    assert (b.ids(), len(letters)) == ([1] if lost else [0, 1], late and not lost)
+
+
 class ClientError(Exception):
     """Like botocore's: with no root but Python's own."""
 
@@ -390,7 +439,7 @@ def test_a_catalog_that_is_away_may_come_back(bench: Make) -> None:
 
 CRASHING = """
 import os, signal, sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from avow.plan import load_checked
 from avow.sinks.delta import log
@@ -452,7 +501,7 @@ def test_records_that_are_good_by_then_are_not_dead_as_well(b: Bench) -> None:
 
 LOOPING = """
 import sys, time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from avow.errors import AvowError
 from avow.plan import load_checked
