@@ -390,6 +390,26 @@ def test_a_record_whose_last_try_was_committed_is_not_set_aside(
     assert (b.ids(), len(letters)) == ([1] if lost else [0, 1], late and not lost)
 
 
+def test_a_repeated_key_is_set_aside(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run in which dedupe has left it out, and could not commit: a dead letter, counted once."""
+    pipeline, real = b.pipeline("exactly-once", 'mode = "dedupe"', 'key = ["id"]'), driver._apply
+
+    def away(table: Any, change: driver.TableChange, *more: Any) -> None:
+        if not table.shown.endswith("_dead_letters"):
+            raise SinkError("503 Slow Down")
+        real(table, change, *more)
+
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [record(0)]})
+        tried, aside = (run.stage({0: [value]}) for value in (record(0), b"bad"))
+        monkeypatch.setattr(driver, "_apply", away)
+        with pytest.raises(SinkError):
+            run.commit(*tried)
+        monkeypatch.undo()
+        run.commit(*aside)
+        assert run.counts() == Counts(2, 1, 1)
+
+
 class ClientError(Exception):
     """Like botocore's: with no root but Python's own."""
 

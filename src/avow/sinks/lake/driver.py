@@ -401,7 +401,7 @@ class LakeDriver(CommittingSink):
         new = NewRows()
         if Act.WRITE in step:
             new = new_rows(due, self._rows, self._pipeline, self.task_context(), run)
-            self._skipped |= new.skipped
+            self._skipped = dict(new.skipped)  # of this try alone
         if claims:
             self._claimed = {output.done for output in due}
         entries = {}
