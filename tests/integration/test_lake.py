@@ -37,6 +37,7 @@ from pyiceberg.exceptions import CommitStateUnknownException, RESTError, Service
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
+from tests import interleaving
 from tests.fix_sinks import Bench, iceberg_table, overwrite_lake
 
 from avow import sinks
@@ -49,7 +50,7 @@ from avow.errors import ConfigError, SinkError, Superseded
 from avow.guarantee import Act
 from avow.kafka.batches import COLUMNS
 from avow.kafka.log import TopicPartition
-from avow.ledger import Counts, Entry
+from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import parse
 from avow.sinks.base import CommittingSink, Selection
 from avow.sinks.delta import log
@@ -1423,6 +1424,40 @@ def test_two_redrives_at_once(b: Bench, monkeypatch: pytest.MonkeyPatch, marked:
     assert [offset for _, offset, _ in b.dead_letters()] == [2]
     with b.run(partitions=1) as run:
         assert run.counts() == Counts(4, 3, 1)
+
+
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+def test_a_run_claims_the_key_of_a_dead_letter_during_a_redrive(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """It brings the key from another partition, or deletes it, before the redrive has committed: that looks again."""
+    strict = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["id"]')
+    lenient = strict.model_copy(update={"decode": wider(b).decode})
+    real, read = driver.commit_with_retry, []
+
+    class Topic(interleaving.Topic):
+        def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+            read.append((wanted.start, wanted.until))
+            log = bench_module.batch([record(7, extra=1), record(1), None], 0, 0, [None, None, b"7"])
+            yield log.slice(wanted.start, len(wanted))
+
+    with b.run(strict) as run:
+        run.deliver({0: [record(7, extra=1), record(1)]})
+
+        def overtaken(*arguments: Any, **more: Any) -> None:
+            monkeypatch.setattr(redriving, "commit_with_retry", real)
+            run.deliver({1: [record(7)]} if mode == "dedupe" else {0: [None]}, keys={0: [b"7"]})
+            real(*arguments, **more)
+
+        monkeypatch.setattr(redriving, "commit_with_retry", overtaken)
+        for name in ("Log", "Reader"):
+            monkeypatch.setattr(redriving_engine, name, Topic)
+        assert redrive(lenient, Selection(), no_spark) == Redriven(skipped=1)
+        run.store.ledger_snapshot()
+        assert run.counts() == Counts(3, 2, 0, 1)
+    assert b.ids() == ([1, 7] if mode == "dedupe" else [1])
+    assert b.dead_letters() == []
+    assert read == ([] if mode == "dedupe" else [(1, 2), (2, 3), (1, 3)])
 
 
 @pytest.mark.parametrize("guarantee", ["at-most-once", "exactly-once"])

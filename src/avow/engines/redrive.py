@@ -13,7 +13,7 @@ Owns: that act. Neighbours: ``task`` (decode) and the sink's ``RedriveSink`` sid
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -93,7 +93,7 @@ def _redrive_some(
     hooks: Hooks,
 ) -> tuple[Redriven, int | None]:
     """One act. Gives what it came to, and the last offset it looked at: None if there was no dead letter left."""
-    with sink.act():
+    with ExitStack() as opened, sink.act():
         # The partition's entry is locked, so that a run in progress and a redrive do not count over each other.
         (entry,) = sink.entries([tp], lock=True)
         until = _until(entry, pipeline.guarantee)
@@ -114,9 +114,13 @@ def _redrive_some(
             from avow.engines import sql
 
             rows = RowChanges(sql.apply(spark(), rows.rows, pipeline), rows.deletes)
-        since = OffsetRange(tp.topic, tp.partition, dead_letters[0].offset + 1, entry.position)
-        if pipeline.tombstones == "delete" and rows.rows.num_rows and since:
-            rows = RowChanges(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
+        if pipeline.tombstones == "delete" and rows.rows.num_rows:
+            deletes = opened.enter_context(closing(_Deletes(pipeline, tp, dead_letters[0].offset + 1)))
+            deletes.read(entry)
+            rows = RowChanges(deletes.without_deleted(rows.rows), rows.deletes)
+            sink.confirm = partial(deletes.confirm, rows.rows)
+        else:
+            sink.confirm = lambda _: None
         bad = {dead_letter.offset for dead_letter in prepared.dead_letters}
         offset = pipeline.sink.lineage.offset
         refused = sink.write(rows).refused
@@ -141,32 +145,56 @@ def _until(entry: Entry, guarantee: Guarantee) -> int:
     return entry.position
 
 
-def _not_deleted_since(
-    rows: pa.RecordBatch, since: OffsetRange, entry: Entry, pipeline: PipelineConfig
-) -> pa.RecordBatch:
-    """The rows, without those of keys that a later record of the partition has deleted: they would come back."""
-    tp = TopicPartition(since.topic, since.partition)
-    with Log(pipeline.source, pipeline.name) as log:
-        view = log.view({tp: entry})[tp]
-    ledger.check_topic(f"{tp} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
-    if view.earliest > since.start:
-        raise RetentionLoss(
-            f"retention-loss: {tp} begins at offset {view.earliest}, so it cannot be known whether a record after "
-            f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
-            advice="Send the corrected records to the topic again: they are then the latest of their keys. "
-            f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
-        )
-    keys, offset = list(pipeline.sink.key), pipeline.sink.lineage.offset
-    deleted: dict[tuple[Any, ...], int] = {}
-    with closing(Reader(pipeline.source, pipeline.name)) as reader:
-        for batch in reader.read(since):
+class _Deletes:
+    """The keys of a partition that null values have deleted behind an offset: their rows would come back."""
+
+    def __init__(self, pipeline: PipelineConfig, tp: TopicPartition, start: int) -> None:
+        self._pipeline, self._tp, self._next = pipeline, tp, start
+        self._log = Log(pipeline.source, pipeline.name)
+        self._reader = Reader(pipeline.source, pipeline.name)
+        self._keys: dict[tuple[Any, ...], int] = {}
+
+    def close(self) -> None:
+        self._reader.close()
+        self._log.close()
+
+    def read(self, entry: Entry) -> None:
+        """Read on, up to the last record that can be in the table where the ledger has this entry."""
+        pipeline, tp, until = self._pipeline, self._tp, entry.position
+        if pipeline.guarantee is Guarantee.AT_LEAST_ONCE:  # records are there before they are claimed
+            until = max(until, self._log.stable_ends([tp])[tp])
+        if until <= self._next:
+            return
+        since = OffsetRange(tp.topic, tp.partition, self._next, until)
+        view = self._log.view({tp: None})[tp]
+        ledger.check_topic(f"{tp} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
+        if view.earliest > since.start:
+            raise RetentionLoss(
+                f"retention-loss: {tp} begins at offset {view.earliest}, so it cannot be known whether a record after "
+                f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
+                advice="Send the corrected records to the topic again: they are then the latest of their keys. "
+                f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
+            )
+        for batch in self._reader.read(since):
             nulls = batch.filter(batch.column("value").is_null())
             if nulls.num_rows:
                 deletes = decode_batch(nulls, pipeline).rows.deletes
-                deleted |= zip(_tuples(deletes, keys), deletes.column(offset).to_pylist(), strict=True)
-    offsets = rows.column(offset).to_pylist()
-    not_deleted = [deleted.get(key, -1) < at for key, at in zip(_tuples(rows, keys), offsets, strict=True)]
-    return rows.filter(pa.array(not_deleted, pa.bool_()))
+                offsets = deletes.column(pipeline.sink.lineage.offset).to_pylist()
+                self._keys |= zip(_tuples(deletes, list(pipeline.sink.key)), offsets, strict=True)
+        self._next = until
+
+    def confirm(self, rows: pa.RecordBatch, entry: Entry) -> None:
+        """Before rows are committed where the ledger has this entry: a run may have come on meanwhile."""
+        self.read(entry)
+        if self.without_deleted(rows).num_rows < rows.num_rows:
+            raise PositionMoved(f"a run has claimed a record of {self._tp} that deletes the row of a dead letter")
+
+    def without_deleted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows, without those of keys that a later record has deleted."""
+        offsets = rows.column(self._pipeline.sink.lineage.offset).to_pylist()
+        keys = _tuples(rows, list(self._pipeline.sink.key))
+        kept = [self._keys.get(key, -1) < at for key, at in zip(keys, offsets, strict=True)]
+        return rows.filter(pa.array(kept, pa.bool_()))
 
 
 def _tuples(rows: pa.RecordBatch, keys: list[str]) -> list[tuple[Any, ...]]:
