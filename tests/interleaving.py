@@ -49,6 +49,7 @@ from avow.engines import redrive as redriving
 from avow.engines.redrive import redrive
 from avow.errors import AvowError, PositionMoved, SinkError, Superseded
 from avow.kafka.log import TopicPartition
+from avow.ledger import LogView, OffsetRange
 from avow.sinks.base import PartitionState, Selection
 from avow.sinks.iceberg import table as iceberg
 from avow.sinks.lake import driver, maintenance
@@ -57,6 +58,7 @@ from avow.sinks.lake.ledger_snapshot import from_json
 from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.postgres import session
 from avow.sinks.postgres.session import Session
+from avow.testing.bench import batch
 from avow.testing.sinks import TOPIC, Runner, record
 from tests.fix_sinks import Bench, iceberg_table
 
@@ -162,31 +164,39 @@ def points() -> Iterator[None]:
         # Refused commits are tried again at once: the order is the schedule's.
         patched.setattr(driver, "PAUSE_S", 0.0)
         patched.setattr(iceberg, "PAUSE_S", 0.0)
+        patched.setattr(redriving, "PAUSE_S", 0.0)
         yield
     for one in sessions.values():
         one.close()
 
 
-_NOT_DELETED_SINCE = redriving._not_deleted_since
-_redrives = 0
-_redrives_lock = threading.Lock()
+class Topic:
+    """What a redrive by key asks Kafka for, which is not here: whether later records have deleted a row."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def view(self, entries: Mapping[TopicPartition, object]) -> dict[TopicPartition, LogView]:
+        return {tp: LogView(tp.topic, tp.partition, "id", 0, END[tp.partition]) for tp in entries}
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: END[tp.partition] for tp in partitions}
+
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        partition, start, until = wanted.partition, wanted.start, wanted.until
+        with_deletes = values(partition, start, until, deletes=True)
+        yield batch(with_deletes, partition, start, keys(partition, start, until))
+
+    def close(self) -> None:
+        pass
 
 
 @contextmanager
-def _without_topic() -> Iterator[None]:
-    """By key a redrive reads the topic for later deletes. There are none, and there is no Kafka here. Several redrives
-    run at once: the last one puts the real function back."""
-    global _redrives
-    with _redrives_lock:
-        _redrives += 1
-        redriving._not_deleted_since = lambda rows, *_: rows
-    try:
+def without_kafka() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("Log", "Reader"):
+            patched.setattr(redriving, name, Topic)
         yield
-    finally:
-        with _redrives_lock:
-            _redrives -= 1
-            if not _redrives:
-                redriving._not_deleted_since = _NOT_DELETED_SINCE
 
 
 def _waiting(real: Callable[..., Any], kind: str, statements: re.Pattern[str] | None = None) -> Callable[..., Any]:
@@ -336,9 +346,21 @@ END = {0: 8, 1: 4}
 BEFORE = 4  # records of partition 0 that a run has delivered before; partition 1 is new
 
 
-def values(partition: int, start: int, until: int) -> list[bytes | None]:
-    numbers = range(start, until)
-    return [record(100 * partition + n, **({"extra": 1} if n % 2 else {})) for n in numbers]
+DELETES = {(0, 4): (0, 1), (0, 6): (0, 3)}  # in some scenarios: null values, and whose key they delete
+
+
+def values(partition: int, start: int, until: int, *, deletes: bool = False) -> list[bytes | None]:
+    return [
+        None
+        if deletes and (partition, n) in DELETES
+        else record(100 * partition + n, **({"extra": 1} if n % 2 else {}))
+        for n in range(start, until)
+    ]
+
+
+def keys(partition: int, start: int, until: int) -> list[bytes | None]:
+    deleted = (DELETES.get((partition, n)) for n in range(start, until))
+    return [None if at is None else str(100 * at[0] + at[1]).encode() for at in deleted]
 
 
 class World:
@@ -379,15 +401,28 @@ class World:
 
     def member(self, *partitions: int) -> None:
         """A process that shares the partitions, until they are at their end or others have them."""
-        with Runner(self.strict, member=partitions) as run:
-            while todo := {p: at for p in partitions if (at := run.position(p)) < END[p]}:
-                run.deliver({p: values(p, at, at + 2) for p, at in todo.items()}, starts=todo)
-                for partition, at in todo.items():
-                    self._claimed[partition] = max(self._claimed[partition], at + 2)
+        self.begun(*partitions)()
+
+    def begun(self, *partitions: int) -> Callable[[], None]:
+        """The same, with its run begun already."""
+        run = Runner(self.strict, member=partitions)
+
+        def deliver() -> None:
+            with run:
+                while todo := {p: at for p in partitions if (at := run.position(p)) < END[p]}:
+                    self._deliver(run, {p: (at, at + 2) for p, at in todo.items()})
+                    for partition, at in todo.items():
+                        self._claimed[partition] = max(self._claimed[partition], at + 2)
+
+        return deliver
+
+    def _deliver(self, run: Runner, spans: Mapping[int, tuple[int, int]]) -> None:
+        records = {p: values(p, *span, deletes=self.scenario.deletes) for p, span in spans.items()}
+        starts = {p: start for p, (start, _) in spans.items()}
+        run.deliver(records, starts=starts, keys={p: keys(p, *span) for p, span in spans.items()})
 
     def redrive(self, start: int = 0, until: int | None = None) -> None:
-        with _without_topic():
-            redrive(self.lenient, Selection(from_offset=start, until_offset=until), _no_spark)
+        redrive(self.lenient, Selection(from_offset=start, until_offset=until), _no_spark)
 
     def redrive_in_vain(self) -> None:
         """It settles what others have left, and finds every dead letter still bad."""
@@ -423,6 +458,10 @@ class World:
 
     def play(self, choose: Choose) -> tuple[str, list[Step]]:
         """One schedule, and what is wrong after it; nothing if the contract was kept."""
+        with without_kafka():
+            return self._play(choose)
+
+    def _play(self, choose: Choose) -> tuple[str, list[Step]]:
         self._restore()
         self._claimed, self._theirs = Counter({0: BEFORE}), 0
         steps: list[Step] = []
@@ -443,7 +482,7 @@ class World:
         with Runner(self.strict, partitions=len(END)) as run:
             todo = {p: run.position(p) for p in END if run.position(p) < END[p]}
             if todo:
-                run.deliver({p: values(p, at, END[p]) for p, at in todo.items()}, starts=todo)
+                self._deliver(run, {p: (at, END[p]) for p, at in todo.items()})
         self._claimed = Counter(END)
         self.redrive()
         listed, kept = self.check()
@@ -465,6 +504,9 @@ class World:
             partition = where.partition
             for offset in range(one.entry.position):
                 at = (partition, offset)
+                if self.scenario.deletes and (at in DELETES or at in DELETES.values()):
+                    self._check_deleted(at, one.entry.position, rows[at], listed[at])
+                    continue
                 if not self._is_kept(rows[at], listed[at]) or (listed[at] and not offset % 2):
                     raise Broken(f"{at} is claimed, and there are {rows[at]} rows and {listed[at]} dead letters of it")
             self._check_counts(one, *(len([at for at in some if at[0] == partition]) for some in (rows, listed)))
@@ -475,6 +517,14 @@ class World:
             raise Broken(f"dead letters that are in their table twice: {twice}")
         self._check_history()
         return listed, letters
+
+    def _check_deleted(self, at: Place, position: int, rows: int, letters: int) -> None:
+        """A null value is neither a row nor a dead letter. What it deletes is no row once it is claimed, and the dead
+        letter stays, or is left out by a redrive."""
+        by = next((by for by, deleted in DELETES.items() if deleted == at), None)
+        alive = by is not None and by[1] >= position
+        if rows > alive or rows + letters > (by is not None):
+            raise Broken(f"{at} deletes or is deleted, and there are {rows} rows and {letters} dead letters of it")
 
     def _listed(self, held: Mapping[TopicPartition, PartitionState]) -> Counter[Place]:  # noqa: ARG002 - listed is what is claimed
         with sinks.dead_letters(self.strict) as listing:
@@ -492,6 +542,8 @@ class World:
     def _check_counts(self, held: PartitionState, rows: int, letters: int) -> None:
         counts, read = held.entry.counts, held.entry.position - held.start
         match self.scenario.guarantee:
+            case _ if self.scenario.deletes:  # of rows that are gone
+                right = (counts.read, counts.dead) == (read, letters)
             case "at-most-once":  # dead letters that a crash has left uncounted
                 right = counts.written == rows and counts.dead <= letters and counts.read <= read
             case "at-least-once":  # rows of a claim that has not come
@@ -632,6 +684,7 @@ class Scenario:
     cast: Callable[[World], Cast]
     mode: str = "append"
     guarantee: str = "exactly-once"
+    deletes: bool = False  # of rows of dead letters: see DELETES
     interrupted: bool = False  # a redrive was killed before, after it had marked its dead letters
 
 
@@ -653,6 +706,15 @@ SCENARIOS = {
     "a redrive beside a member": Scenario(
         lambda w: Cast({"member": lambda: w.member(0), "redrive": w.redrive}, ["member", "redrive"]),
     ),
+    **{
+        f"a redrive beside a member that deletes, {guarantee}": Scenario(
+            lambda w: Cast({"member": w.begun(0), "redrive": w.redrive}, ["redrive"]),
+            mode="upsert",
+            guarantee=guarantee,
+            deletes=True,
+        )
+        for guarantee in ("at-least-once", "exactly-once")
+    },
     **{
         f"a redrive beside two members, {guarantee}": Scenario(
             lambda w: Cast(

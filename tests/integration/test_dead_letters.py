@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
@@ -13,8 +14,11 @@ from tests import into_lake, into_postgres
 from tests.fix_pipeline import Scenario, payment, session_spark
 
 from avow.cli import main
+from avow.engines import redrive as redriving
 from avow.engines.redrive import Redriven, redrive
 from avow.kafka import metadata
+from avow.kafka.reader import Reader
+from avow.ledger import OffsetRange
 from avow.sinks.base import Selection
 from avow.sinks.postgres.task import PostgresTask
 
@@ -181,6 +185,25 @@ def test_redrive_does_not_bring_back_what_was_deleted_later(scenario: Make, kind
         else into_lake.frame(s, kind).select("id", "account").rows()
     )
     assert dict(rows) == {2: "a", 3: "later", 4: "a"}
+
+
+def test_a_run_can_claim_while_a_redrive_reads_the_topic(scenario: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For later null values, which can take minutes: the partition's entry is not locked meanwhile."""
+    s = scenario(partitions=1)
+    sink = into_postgres.sink(s, 'mode = "upsert"', 'key = ["id"]')
+    s.produce([payment(1), None], keys=[b"1", b"1"])
+    s.drain(s.file(sink=sink, decode=OLD), "consumer")
+    read = []
+
+    class Watched(Reader):
+        def read(self, wanted: OffsetRange) -> Generator[pa.RecordBatch]:
+            s.execute(f"SELECT 1 FROM avow.ledger WHERE pipeline = '{s.name}' FOR UPDATE NOWAIT")
+            read.append(wanted)
+            return super().read(wanted)
+
+    monkeypatch.setattr(redriving, "Reader", Watched)
+    assert drive(s, s.file(sink=sink, decode=f'{OLD}\nunknown_fields = "ignore"')) == Redriven(skipped=1)
+    assert read == [OffsetRange(s.topic, 0, 1, 2)]
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

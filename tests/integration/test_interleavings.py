@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interleaving import SCENARIOS, PostgresWorld, World, explore
+from tests.interleaving import SCENARIOS, PostgresWorld, Topic, World, explore
 
+from avow.engines import redrive
 from avow.sinks.base import DeadLetter, Selection
 from avow.sinks.delta.table import DeltaLakeTable
 from avow.sinks.lake import dead_letters as dead_letter_rows
@@ -104,6 +105,16 @@ def settle_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LakeRedrive, "_commit_to", committed)
 
 
+def read_deletes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redrive by key does not ask what has been deleted since it looked."""
+    monkeypatch.setattr(redrive._Deletes, "confirm", lambda *_: None)
+
+
+def read_deletes_of_claims_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under at-least-once, where records are written before they are claimed."""
+    monkeypatch.setattr(Topic, "stable_ends", lambda _, partitions: dict.fromkeys(partitions, 0))
+
+
 @pytest.mark.parametrize(
     ("kind", "fault", "scenario"),
     [
@@ -113,6 +124,14 @@ def settle_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
         ("delta", redrive_what_is_not_claimed, "a redrive beside a member"),
         pytest.param("iceberg", redrive_what_is_not_claimed, "a redrive beside a member", marks=pytest.mark.long),
         ("delta", settle_one_table, "redrives after one that was interrupted"),
+        ("delta", read_deletes_once, "a redrive beside a member that deletes, exactly-once"),
+        pytest.param(
+            "iceberg",
+            read_deletes_once,
+            "a redrive beside a member that deletes, exactly-once",
+            marks=pytest.mark.long,
+        ),
+        ("delta", read_deletes_of_claims_alone, "a redrive beside a member that deletes, at-least-once"),
     ],
 )
 def test_canaries_are_caught(

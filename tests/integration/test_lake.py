@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,6 +37,7 @@ from pyiceberg.exceptions import CommitStateUnknownException, RESTError, Service
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import StringType
+from tests import interleaving
 from tests.fix_sinks import Bench, iceberg_table, overwrite_lake
 
 from avow import sinks
@@ -49,7 +50,7 @@ from avow.errors import ConfigError, SinkError, Superseded
 from avow.guarantee import Act
 from avow.kafka.batches import COLUMNS
 from avow.kafka.log import TopicPartition
-from avow.ledger import Counts, Entry
+from avow.ledger import Counts, Entry, OffsetRange
 from avow.schema import parse
 from avow.sinks.base import CommittingSink, Selection
 from avow.sinks.delta import log
@@ -61,6 +62,7 @@ from avow.sinks.lake import redrive as redriving
 from avow.sinks.lake.files import location_of
 from avow.sinks.lake.maintenance import compact, orphans
 from avow.sinks.lake.plugin import lake_tables
+from avow.sinks.lake.table import CommitConflict
 from avow.testing import bench as bench_module
 from avow.testing.sinks import EVERY, Runner, every, record
 
@@ -341,6 +343,74 @@ def test_a_lost_answer(b: Bench, guarantee: str, which: Act) -> None:
     assert b.ids() == ([0, 0, 1, 1] if guarantee == "at-least-once" and failed else [0, 1])
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("guarantee", ["at-most-once", "exactly-once"])
+def test_a_record_whose_last_try_was_committed_is_not_set_aside(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, guarantee: str, late: bool
+) -> None:
+    """Its answer is lost, and the store is away for a moment. Then the record is set aside, in the same run: a row is
+    no dead letter as well, which a redrive would double. ``late``: the store takes the commit when it may no longer."""
+    strict, real = b.pipeline(guarantee), driver._apply
+    lenient = strict.model_copy(update={"decode": wider(b).decode})
+    older, _ = lake_tables(strict)
+    held: list[Any] = []
+
+    def away() -> bool:
+        raise SinkError("503 Slow Down")
+
+    def lose(table: Any, change: driver.TableChange, *more: Any) -> None:
+        if change.files:
+            held[:] = [change, *more]
+            older.load()
+            monkeypatch.setattr(table, "load", away)
+        if not (late and change.files):
+            real(table, change, *more)
+        if change.files:
+            raise SinkError("timed out")
+
+    def arrive(table: Any, *more: Any) -> None:
+        if late and table.shown.endswith("_dead_letters"):
+            with suppress(CommitConflict):
+                real(older, *held)
+        real(table, *more)
+
+    with b.run(strict, partitions=1) as run:
+        tried, aside = (run.stage({0: [value]}) for value in (record(0), record(0, extra=1)))
+        monkeypatch.setattr(driver, "_apply", lose)
+        with pytest.raises(SinkError):
+            run.commit(*tried)
+        monkeypatch.undo()
+        monkeypatch.setattr(driver, "_apply", arrive)
+        run.commit(*aside)
+        monkeypatch.undo()
+        run.deliver({0: [record(1)]})
+        assert run.position() == 2
+    letters = b.dead_letters()
+    redrive(lenient, Selection(), no_spark)
+    lost = late and guarantee == "at-most-once"
+    assert (b.ids(), len(letters)) == ([1] if lost else [0, 1], late and not lost)
+
+
+def test_a_repeated_key_is_set_aside(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run in which dedupe has left it out, and could not commit: a dead letter, counted once."""
+    pipeline, real = b.pipeline("exactly-once", 'mode = "dedupe"', 'key = ["id"]'), driver._apply
+
+    def away(table: Any, change: driver.TableChange, *more: Any) -> None:
+        if not table.shown.endswith("_dead_letters"):
+            raise SinkError("503 Slow Down")
+        real(table, change, *more)
+
+    with b.run(pipeline, partitions=1) as run:
+        run.deliver({0: [record(0)]})
+        tried, aside = (run.stage({0: [value]}) for value in (record(0), b"bad"))
+        monkeypatch.setattr(driver, "_apply", away)
+        with pytest.raises(SinkError):
+            run.commit(*tried)
+        monkeypatch.undo()
+        run.commit(*aside)
+        assert run.counts() == Counts(2, 1, 1)
+
+
 class ClientError(Exception):
     """Like botocore's: with no root but Python's own."""
 
@@ -390,7 +460,7 @@ def test_a_catalog_that_is_away_may_come_back(bench: Make) -> None:
 
 CRASHING = """
 import os, signal, sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from avow.plan import load_checked
 from avow.sinks.delta import log
@@ -452,7 +522,7 @@ def test_records_that_are_good_by_then_are_not_dead_as_well(b: Bench) -> None:
 
 LOOPING = """
 import sys, time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from avow.errors import AvowError
 from avow.plan import load_checked
@@ -1354,6 +1424,40 @@ def test_two_redrives_at_once(b: Bench, monkeypatch: pytest.MonkeyPatch, marked:
     assert [offset for _, offset, _ in b.dead_letters()] == [2]
     with b.run(partitions=1) as run:
         assert run.counts() == Counts(4, 3, 1)
+
+
+@pytest.mark.parametrize("mode", ["dedupe", "upsert"])
+def test_a_run_claims_the_key_of_a_dead_letter_during_a_redrive(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """It brings the key from another partition, or deletes it, before the redrive has committed: that looks again."""
+    strict = b.pipeline("exactly-once", f'mode = "{mode}"', 'key = ["id"]')
+    lenient = strict.model_copy(update={"decode": wider(b).decode})
+    real, read = driver.commit_with_retry, []
+
+    class Topic(interleaving.Topic):
+        def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+            read.append((wanted.start, wanted.until))
+            log = bench_module.batch([record(7, extra=1), record(1), None], 0, 0, [None, None, b"7"])
+            yield log.slice(wanted.start, len(wanted))
+
+    with b.run(strict) as run:
+        run.deliver({0: [record(7, extra=1), record(1)]})
+
+        def overtaken(*arguments: Any, **more: Any) -> None:
+            monkeypatch.setattr(redriving, "commit_with_retry", real)
+            run.deliver({1: [record(7)]} if mode == "dedupe" else {0: [None]}, keys={0: [b"7"]})
+            real(*arguments, **more)
+
+        monkeypatch.setattr(redriving, "commit_with_retry", overtaken)
+        for name in ("Log", "Reader"):
+            monkeypatch.setattr(redriving_engine, name, Topic)
+        assert redrive(lenient, Selection(), no_spark) == Redriven(skipped=1)
+        run.store.ledger_snapshot()
+        assert run.counts() == Counts(3, 2, 0, 1)
+    assert b.ids() == ([1, 7] if mode == "dedupe" else [1])
+    assert b.dead_letters() == []
+    assert read == ([] if mode == "dedupe" else [(1, 2), (2, 3)]), "each record once"
 
 
 @pytest.mark.parametrize("guarantee", ["at-most-once", "exactly-once"])

@@ -2,7 +2,7 @@
 
 A dead letter is removed in the same act in which its row enters the table, so redriving twice, or being killed in
 between, cannot double it. What is still bad stays, with its new reason. Only dead letters of records that are claimed
-and counted are taken (``_until``).
+and counted are taken (``_redrivable``).
 
 Under upsert a redriven record comes after records that followed it. A row that a later one wrote is kept by the offset
 guard; a row that a later null value deleted has left no offset to compare with, so the topic is read for those.
@@ -13,7 +13,7 @@ Owns: that act. Neighbours: ``task`` (decode) and the sink's ``RedriveSink`` sid
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,15 +67,19 @@ def redrive(
         partitions = dead_letters.partitions(selection)
     for tp in partitions:
         sink = sinks.redriving(pipeline)
-        start = selection.from_offset or 0
-        while True:
-            chosen = replace(selection, topic=tp.topic, partition=tp.partition, from_offset=start)
-            done, last = _tried(partial(_redrive_some, sink, pipeline, tp, chosen, spark, hooks))
-            if last is None:
-                break
-            start = last + 1
-            total += done
-            progress(total)
+        chosen = replace(selection, topic=tp.topic, partition=tp.partition, from_offset=selection.from_offset or 0)
+        with ExitStack() as opened:
+            deletes = None
+            if pipeline.tombstones == "delete":
+                deletes = opened.enter_context(closing(_Deletes(pipeline, tp)))
+                _tried(partial(_read_deletes, sink, pipeline, tp, chosen, deletes))
+            while True:
+                done, last = _tried(partial(_redrive_some, sink, pipeline, tp, chosen, deletes, spark, hooks))
+                if last is None:
+                    break
+                chosen = replace(chosen, from_offset=last + 1)
+                total += done
+                progress(total)
     return total
 
 
@@ -89,6 +93,7 @@ def _redrive_some(
     pipeline: PipelineConfig,
     tp: TopicPartition,
     selection: Selection,
+    deletes: _Deletes | None,
     spark: Callable[[], SparkSession],
     hooks: Hooks,
 ) -> tuple[Redriven, int | None]:
@@ -96,10 +101,7 @@ def _redrive_some(
     with sink.act():
         # The partition's entry is locked, so that a run in progress and a redrive do not count over each other.
         (entry,) = sink.entries([tp], lock=True)
-        until = _until(entry, pipeline.guarantee)
-        if selection.until_offset is not None:
-            until = min(until, selection.until_offset)
-        dead_letters = sink.dead_letters(replace(selection, until_offset=until), AT_ONCE)
+        dead_letters = sink.dead_letters(_redrivable(selection, entry, pipeline.guarantee), AT_ONCE)
         if not dead_letters:
             return Redriven(), None
         whole = [
@@ -115,9 +117,11 @@ def _redrive_some(
 
             result, failed = sql.apply(spark(), rows.rows, pipeline)
             rows, bad = RowChanges(result, rows.deletes), bad | failed
-        since = OffsetRange(tp.topic, tp.partition, dead_letters[0].offset + 1, entry.position)
-        if pipeline.tombstones == "delete" and rows.rows.num_rows and since:
-            rows = RowChanges(_not_deleted_since(rows.rows, since, entry, pipeline), rows.deletes)
+        sink.confirm = lambda _: None
+        if deletes is not None and rows.rows.num_rows:
+            deletes.read(entry, dead_letters[0].offset + 1)
+            rows = RowChanges(deletes.without_deleted(rows.rows), rows.deletes)
+            sink.confirm = partial(deletes.confirm, rows.rows)
         offset = pipeline.sink.lineage.offset
         refused = sink.write(rows).refused
         bad |= {rows.rows.column(offset)[row].as_py() for row in refused}
@@ -132,41 +136,82 @@ def _redrive_some(
     return Redriven(written, len(delivered) - written, len(dead_letters) - len(delivered)), dead_letters[-1].offset
 
 
-def _until(entry: Entry, guarantee: Guarantee) -> int:
-    """The offset below which dead letters may be redriven. From the position on, records are read again if the claim
-    never comes. Where the claim comes first, records behind the last one that was counted may be counted any moment,
-    as dead."""
+def _redrivable(selection: Selection, entry: Entry, guarantee: Guarantee) -> Selection:
+    """What of a selection may be redriven. From the position on, records are read again if the claim never comes. Where
+    the claim comes first, records behind the last one that was counted may be counted any moment, as dead."""
+    until = entry.position
     if guarantee is Guarantee.AT_MOST_ONCE:
-        return entry.last.offset + 1 if entry.last else 0
-    return entry.position
+        until = entry.last.offset + 1 if entry.last else 0
+    if selection.until_offset is not None:
+        until = min(until, selection.until_offset)
+    return replace(selection, until_offset=until)
 
 
-def _not_deleted_since(
-    rows: pa.RecordBatch, since: OffsetRange, entry: Entry, pipeline: PipelineConfig
-) -> pa.RecordBatch:
-    """The rows, without those of keys that a later record of the partition has deleted: they would come back."""
-    tp = TopicPartition(since.topic, since.partition)
-    with Log(pipeline.source, pipeline.name) as log:
-        view = log.view({tp: entry})[tp]
-    ledger.check_topic(f"{tp} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
-    if view.earliest > since.start:
-        raise RetentionLoss(
-            f"retention-loss: {tp} begins at offset {view.earliest}, so it cannot be known whether a record after "
-            f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
-            advice="Send the corrected records to the topic again: they are then the latest of their keys. "
-            f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
-        )
-    keys, offset = list(pipeline.sink.key), pipeline.sink.lineage.offset
-    deleted: dict[tuple[Any, ...], int] = {}
-    with closing(Reader(pipeline.source, pipeline.name)) as reader:
-        for batch in reader.read(since):
+def _read_deletes(
+    sink: RedriveSink, pipeline: PipelineConfig, tp: TopicPartition, selection: Selection, deletes: _Deletes
+) -> None:
+    """Read the topic before the acts, each of which then reads only what came since: it can take minutes, in which a
+    run could not claim."""
+    with sink.act():
+        (entry,) = sink.entries([tp], lock=False)
+        dead_letters = sink.dead_letters(_redrivable(selection, entry, pipeline.guarantee), 1)
+    if dead_letters:
+        deletes.read(entry, dead_letters[0].offset + 1)
+
+
+class _Deletes:
+    """The keys of a partition that null values have deleted: rows of records before them would come back."""
+
+    def __init__(self, pipeline: PipelineConfig, tp: TopicPartition) -> None:
+        self._pipeline, self._tp = pipeline, tp
+        self._log = Log(pipeline.source, pipeline.name)
+        self._reader = Reader(pipeline.source, pipeline.name)
+        self._start = self._next = 0  # what was read
+        self._keys: dict[tuple[Any, ...], int] = {}
+
+    def close(self) -> None:
+        self._reader.close()
+        self._log.close()
+
+    def read(self, entry: Entry, start: int) -> None:
+        """Read on from ``start``, up to the last record that can be in the table where the ledger has this entry."""
+        pipeline, tp, until = self._pipeline, self._tp, entry.position
+        if not self._start <= start <= self._next:
+            self._start = self._next = start
+        if pipeline.guarantee is Guarantee.AT_LEAST_ONCE:  # records are there before they are claimed
+            until = max(until, self._log.stable_ends([tp])[tp])
+        if until <= self._next:
+            return
+        since = OffsetRange(tp.topic, tp.partition, self._next, until)
+        view = self._log.view({tp: None})[tp]
+        ledger.check_topic(f"{tp} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
+        if view.earliest > since.start:
+            raise RetentionLoss(
+                f"retention-loss: {tp} begins at offset {view.earliest}, so it cannot be known whether a record after "
+                f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
+                advice="Send the corrected records to the topic again: they are then the latest of their keys. "
+                f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
+            )
+        for batch in self._reader.read(since):
             nulls = batch.filter(batch.column("value").is_null())
             if nulls.num_rows:
                 deletes = decode_batch(nulls, pipeline).rows.deletes
-                deleted |= zip(_tuples(deletes, keys), deletes.column(offset).to_pylist(), strict=True)
-    offsets = rows.column(offset).to_pylist()
-    not_deleted = [deleted.get(key, -1) < at for key, at in zip(_tuples(rows, keys), offsets, strict=True)]
-    return rows.filter(pa.array(not_deleted, pa.bool_()))
+                offsets = deletes.column(pipeline.sink.lineage.offset).to_pylist()
+                self._keys |= zip(_tuples(deletes, list(pipeline.sink.key)), offsets, strict=True)
+        self._next = until
+
+    def confirm(self, rows: pa.RecordBatch, entry: Entry) -> None:
+        """Before rows are committed where the ledger has this entry: a run may have come on meanwhile."""
+        self.read(entry, self._next)
+        if self.without_deleted(rows).num_rows < rows.num_rows:
+            raise PositionMoved(f"a run has claimed a record of {self._tp} that deletes the row of a dead letter")
+
+    def without_deleted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows, without those of keys that a later record has deleted."""
+        offsets = rows.column(self._pipeline.sink.lineage.offset).to_pylist()
+        keys = _tuples(rows, list(self._pipeline.sink.key))
+        kept = [self._keys.get(key, -1) < at for key, at in zip(keys, offsets, strict=True)]
+        return rows.filter(pa.array(kept, pa.bool_()))
 
 
 def _tuples(rows: pa.RecordBatch, keys: list[str]) -> list[tuple[Any, ...]]:

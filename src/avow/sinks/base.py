@@ -450,6 +450,10 @@ class StagingSink(Writer):
 class RedriveSink(Writer):
     """The sink as a redrive sees it: dead letters leave in the act in which their rows enter."""
 
+    # Given by the engine. A sink whose ``lock`` locks nothing calls it with the partition's entry that its commit rests
+    # on: it raises PositionMoved if a run has come to a record that deletes one of the rows.
+    confirm: Callable[[Entry], None]
+
     @abstractmethod
     def act(self) -> AbstractContextManager[None]:
         """One atomic act: all that is done inside, or nothing."""

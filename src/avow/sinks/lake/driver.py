@@ -129,6 +129,7 @@ class LakeDriver(CommittingSink):
         # Between the acts of one batch: what dedupe left out, and what was really claimed.
         self._skipped: dict[OffsetRange, int] = {}
         self._claimed: set[OffsetRange] = set()
+        self._unanswered = False  # whether the last commit of rows failed, and may be in the table or come into it
         self._numbers: set[int] = set()  # those taken, where others run beside
 
     # Before a run.
@@ -371,12 +372,14 @@ class LakeDriver(CommittingSink):
         staged = [output for output in outputs if isinstance(output, LakeTaskOutput)]
         assert len(staged) == len(outputs), f"not the output of this sink's tasks: {outputs!r}"
         if Act.WRITE in step:
-            self._commit_dead_letters(staged, run)
+            self._commit_dead_letters(self._with_due_dead_letters(step, staged, run, last=last), run)
 
         def change(snapshot: LedgerSnapshot) -> TableChange | None:
             return self._act(snapshot, step, staged, run, last=last)
 
+        self._unanswered = True
         self._commit_to(self._rows, change, on_committed, sure=Act.CLAIM in step)
+        self._unanswered = False
         if last:
             self._skipped.clear()
             self._claimed.clear()
@@ -398,7 +401,7 @@ class LakeDriver(CommittingSink):
         new = NewRows()
         if Act.WRITE in step:
             new = new_rows(due, self._rows, self._pipeline, self.task_context(), run)
-            self._skipped |= new.skipped
+            self._skipped = dict(new.skipped)  # of this try alone
         if claims:
             self._claimed = {output.done for output in due}
         entries = {}
@@ -436,9 +439,20 @@ class LakeDriver(CommittingSink):
             with suppress(OSError):
                 staging.filesystem.delete_file(f"{staging.root}/{file.name}")
 
+    def _with_due_dead_letters(
+        self, step: frozenset[Act], outputs: Sequence[LakeTaskOutput], run: int, *, last: bool
+    ) -> list[LakeTaskOutput]:
+        """Those with dead letters whose range is still to be done. A record is set aside in the run of its last try,
+        and may be a row by then: that commit can have failed for us alone."""
+        outputs = [output for output in outputs if output.dead_letters]
+        if outputs and self._unanswered:
+            # Behind a commit of nothing, the one before is in the table, or refused for good.
+            self._commit_to(self._rows, TableChange)
+        snapshot, claimed_before = self._rows.ledger(), last and Act.CLAIM not in step
+        return [output for output in outputs if self._is_due(snapshot, output, run, claimed_before=claimed_before)]
+
     def _commit_dead_letters(self, outputs: Sequence[LakeTaskOutput], run: int) -> None:
         """Dead letters first, each once: their table has positions of its own."""
-        outputs = [output for output in outputs if output.dead_letters]
         if not outputs:
             return
 

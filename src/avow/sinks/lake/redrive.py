@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow import ledger
-from avow.errors import ProtocolViolation, SinkError
+from avow.errors import PositionMoved, ProtocolViolation, SinkError
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import PipelineConfig
@@ -156,9 +156,8 @@ class LakeRedrive(RedriveSink):
         """With a key, what is left out is known only when it is brought in; here it is asked beforehand."""
         assert self._task is not None
         self._output = self._task.task_output(done, Counts(), None)
-        if self._sink.mode != "dedupe":
-            return Written()
-        return Written(skipped=self._new_rows().skipped.get(done, 0))
+        self._skipped = sum(self._new_rows().skipped.values()) if self._sink.mode == "dedupe" else 0
+        return Written(skipped=self._skipped)
 
     def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
         raise ProtocolViolation(f"a redrive cannot add dead letters, but got {len(dead_letters)}")
@@ -190,8 +189,11 @@ class LakeRedrive(RedriveSink):
                     f"the redrive was fenced: run {snapshot.newest} started",
                     advice="Nothing was delivered by this redrive. Redrive again.",
                 )
-            new = self._new_rows()
             entry = snapshot.partitions[tp].entry
+            self.confirm(entry)
+            new = self._new_rows()
+            if sum(new.skipped.values()) != self._skipped:
+                raise PositionMoved(f"a run has brought keys of dead letters of {tp} meanwhile")
             counts = ledger.redriven(entry.counts, written, skipped)
             after = snapshot.with_entries({tp: replace(entry, counts=counts)})
             return TableChange(replace(after, redrives=number), new.files, new.merged)
