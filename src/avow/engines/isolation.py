@@ -138,7 +138,9 @@ class Isolation:
     def _done(self, tp: TopicPartition, done: OffsetRange, set_aside: str) -> None:
         if set_aside:
             self._in_a_row[tp] += 1
-            self._event(f"offset {done.start} of {tp} could not be processed, and is a dead letter: {set_aside}")
+            # Where its last try was claimed and the answer lost, nothing is done with it now.
+            became = "is a dead letter, unless it was claimed before"
+            self._event(f"offset {done.start} of {tp} could not be processed, and {became}: {set_aside}")
         else:
             self._in_a_row.pop(tp, None)
         suspect = self._suspects.get(tp)
