@@ -173,6 +173,8 @@ def points() -> Iterator[None]:
 class Topic:
     """What a redrive by key asks Kafka for, which is not here: whether later records have deleted a row."""
 
+    deletes = False
+
     def __init__(self, *_: object) -> None:
         pass
 
@@ -184,16 +186,18 @@ class Topic:
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         partition, start, until = wanted.partition, wanted.start, wanted.until
-        with_deletes = values(partition, start, until, deletes=True)
-        yield batch(with_deletes, partition, start, keys(partition, start, until))
+        yield batch(
+            values(partition, start, until, deletes=self.deletes), partition, start, keys(partition, start, until)
+        )
 
     def close(self) -> None:
         pass
 
 
 @contextmanager
-def without_kafka() -> Iterator[None]:
+def without_kafka(*, deletes: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Topic, "deletes", deletes)
         for name in ("Log", "Reader"):
             patched.setattr(redriving, name, Topic)
         yield
@@ -458,7 +462,7 @@ class World:
 
     def play(self, choose: Choose) -> tuple[str, list[Step]]:
         """One schedule, and what is wrong after it; nothing if the contract was kept."""
-        with without_kafka():
+        with without_kafka(deletes=self.scenario.deletes):
             return self._play(choose)
 
     def _play(self, choose: Choose) -> tuple[str, list[Step]]:
