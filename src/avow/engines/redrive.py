@@ -178,21 +178,23 @@ class _Deletes:
         pipeline, tp, until = self._pipeline, self._tp, entry.position
         if not self._start <= start <= self._next:
             self._start = self._next = start
-        if pipeline.guarantee is Guarantee.AT_LEAST_ONCE:  # records are there before they are claimed
-            until = max(until, self._log.stable_ends([tp])[tp])
-        if until <= self._next:
+        written_first = pipeline.guarantee is Guarantee.AT_LEAST_ONCE  # more can be there than is claimed
+        if until <= self._next and not written_first:
             return
-        since = OffsetRange(tp.topic, tp.partition, self._next, until)
+        # Before the stable end: a client that is asked for offsets first may take seconds (librdkafka 2.16).
         view = self._log.view({tp: None})[tp]
+        if written_first:
+            until = max(self._next, until, self._log.stable_ends([tp])[tp])
+        since = OffsetRange(tp.topic, tp.partition, self._next, until)
         ledger.check_topic(f"{tp} was claimed up to offset {entry.position}", entry.topic_id, view.topic_id)
-        if view.earliest > since.start:
+        if since and view.earliest > since.start:
             raise RetentionLoss(
                 f"retention-loss: {tp} begins at offset {view.earliest}, so it cannot be known whether a record after "
                 f"offset {since.start - 1} has deleted its key, and a redrive would bring the row back",
                 advice="Send the corrected records to the topic again: they are then the latest of their keys. "
                 f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
             )
-        for batch in self._reader.read(since):
+        for batch in self._reader.read(since) if since else ():
             nulls = batch.filter(batch.column("value").is_null())
             if nulls.num_rows:
                 deletes = decode_batch(nulls, pipeline).rows.deletes
