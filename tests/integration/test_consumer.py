@@ -74,6 +74,19 @@ def test_append(scenario: Make, guarantee: str, natively: bool, monkeypatch: pyt
     assert positions_of(s.cluster, s.name) == s.positions(), "lag tools see the positions"
 
 
+def test_many_partitions_in_several_transactions(scenario: Make) -> None:
+    """More records than go into one, of partitions that go together; and one that has too many for that."""
+    s = scenario(partitions=30)
+    count, large = 60_000, 70_000
+    s.produce(payment(n) for n in range(count))
+    s.produce((payment(n) for n in range(count, count + large)), partition=7)
+    s.drain(s.file(batch='interval = "3s"'), "consumer")
+    assert s.ids() == dict.fromkeys(range(count + large), 1)
+    assert into_postgres.totals(s) == (count + large, count + large, 0, 0)
+    commits = s.rows("SELECT count(DISTINCT xmin::text) FROM avow.claims WHERE pipeline = %s", s.name)
+    assert commits[0][0] < 20, "they did not go together"
+
+
 def test_upsert_and_a_python_transform(scenario: Make) -> None:
     s = scenario(partitions=2)
     s.produce([json.dumps({"id": n % 50, "account": "a", "amount": n}).encode() for n in range(1_000)])

@@ -243,7 +243,7 @@ def gather(cluster: Cluster, topic: str, ends: dict[int, int], *, natively: bool
                     assert part.records.column("offset")[0].as_py() >= positions[tp]
                     batches[tp.partition].append(part.records)
                 positions[tp] = part.until
-            assert (member.count, member.size, member.has_gathered) == (0, 0, False)
+            assert (member.count, member.size, member.partitions_gathered) == (0, 0, 0)
     return batches
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from avow.engines.consumer import together
 from avow.engines.planner import TASK_RANGES, TASK_RECORDS, TURNS_MIN, WORTH_READING, share_out, shares
 from avow.kafka.log import TopicPartition
+from avow.kafka.reader import BATCH_RECORDS
 from avow.ledger import OffsetRange
 
 A, B, C = (TopicPartition("t", n) for n in range(3))
@@ -63,6 +66,19 @@ def test_each_range_is_in_one_task(sizes: list[int]) -> None:
     for task in tasks:
         assert len(task) == 1 or sum(map(len, task)) <= 2 * TASK_RECORDS
     assert tasks == share_out(list(reversed(ranges))), "driver and tasks ask alike"
+
+
+@given(st.lists(st.integers(0, BATCH_RECORDS + 1_000), max_size=40))
+def test_on_the_consumer_engine_small_parts_go_together(sizes: list[int]) -> None:
+    longest = pa.record_batch({"offset": pa.array(range(BATCH_RECORDS + 1_000), pa.int64())})
+    parts = {TopicPartition("t", n): longest.slice(0, size) if size else None for n, size in enumerate(sizes)}
+    groups = together(parts)
+    assert [tp for group in groups for tp in group] == list(parts)
+    counts = [sum(sizes[tp.partition] for tp in group) for group in groups]
+    assert all(len(group) == 1 or count <= BATCH_RECORDS for group, count in zip(groups, counts, strict=True)), (
+        "what is decoded as one batch is no larger than one"
+    )
+    assert all(one + sizes[after[0].partition] > BATCH_RECORDS for one, after in zip(counts, groups[1:], strict=False))
 
 
 def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:

@@ -14,7 +14,7 @@ what Spark's tasks run; where the sink can do it, small parts of many partitions
 part's range begins at our position and ends behind the last record; at the end of a partition the client says where
 that is, so that markers and aborted records are claimed as well.
 
-Parts that do not go together are delivered side by side, by a few threads (``_Lanes``), and meanwhile this thread
+Several transactions, or ranges, are delivered side by side, by a few threads (``_Lanes``), and meanwhile this thread
 gathers the next batch. It serves no callbacks of the group then: partitions come and go between two batches.
 
 Owns: what makes a batch. Must not know: how a sink writes. Neighbours: ``kafka.group_batches`` (the membership, and
@@ -27,10 +27,11 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -43,7 +44,6 @@ from avow.engines.progress import Observer
 from avow.engines.task import (
     BatchWork,
     Confirm,
-    RangeReport,
     can_join,
     check_topics,
     decoded,
@@ -57,9 +57,11 @@ from avow.kafka.connect import Connection
 from avow.kafka.group_batches import BatchMember, fetch_limits
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, BATCH_RECORDS
-from avow.ledger import OffsetRange
+from avow.ledger import Counts, OffsetRange
 from avow.settings import PipelineConfig
 from avow.sinks.base import StagingSink
+
+Answer = TypeVar("Answer")
 
 WAIT_S = 0.1  # for a first record; also how soon a wish to stop is seen
 SILENCE_S = 30.0  # without a record; then Kafka is asked, which the member itself says nothing of when it is away
@@ -67,6 +69,9 @@ BYTES_MAX = 64 * 1024 * 1024  # of a batch
 RECORDS_MAX = 8_000_000  # of a batch, whatever is declared: Arrow has room for 2 GB of topic names, of 249 bytes each
 LANES_MAX = 4
 GATHER_EVERY_S = 0.005  # while a batch is delivered
+# A batch costs a fraction of a millisecond for each partition that it has records of, however few. So long they wait
+# for more of them: not for one partition, but for hundreds.
+GATHER_S_EACH = 0.0002
 # After that the client is left alone: the group takes our partitions away if the sink hangs for longer than
 # max.poll.interval.ms, and gathering counts as polling.
 GATHER_S = 10.0
@@ -105,15 +110,13 @@ class ConsumerRun(EngineRun):
 
 
 class _Lanes:
-    """Threads that deliver ranges side by side. A partition has the same one every time: connections and producers are
-    a thread's own, and two producers of one partition would fence each other."""
+    """Threads that deliver ranges side by side, each with connections and producers of its own."""
 
     def __init__(self, count: int) -> None:
         self._threads = [ThreadPoolExecutor(1, f"lane-{number}") for number in range(count)]
 
-    def submit(self, tp: TopicPartition, deliver_range: Callable[[], RangeReport]) -> Future[RangeReport]:
-        number = zlib.crc32(tp.topic.encode()) + tp.partition
-        return self._threads[number % len(self._threads)].submit(deliver_range)
+    def submit(self, number: int, work: Callable[[], Answer]) -> Future[Answer]:
+        return self._threads[number % len(self._threads)].submit(work)
 
     def close(self) -> None:
         for thread in self._threads:
@@ -176,6 +179,7 @@ class ConsumerAttempt:
         self._topic_checks = _TopicChecks(pipeline)
         self._lanes = _Lanes(1 if pipeline.transform else min(os.cpu_count() or 1, LANES_MAX))
         self._batch_at = 0.0  # when the last one began
+        self._gathered_at = 0.0  # when the first records of the next one came
         self._sign_at = time.monotonic()  # of life, by Kafka: records or an answer
         self._topics_at: float | None = None
 
@@ -226,15 +230,17 @@ class ConsumerAttempt:
 
     def _gather(self) -> None:
         """What is at hand; where there is nothing, what comes next."""
-        wait_s = min(WAIT_S, max(0.0, self._rest())) if self.member.has_gathered else WAIT_S
+        had = self.member.partitions_gathered
         records, size = self._room()
-        self.member.gather(max(1, records), max(1, size), wait_s)
+        self.member.gather(max(1, records), max(1, size), min(WAIT_S, max(0.0, self._rest())) if had else WAIT_S)
+        if not had:
+            self._gathered_at = time.monotonic()
 
     def _ask_after_silence(self) -> None:
         """End the attempt if Kafka is away, or a partition has no leader: the client waits for them without a word, and
         without an end."""
         now = time.monotonic()
-        if self.member.has_gathered:
+        if self.member.partitions_gathered:
             self._sign_at = now
         elif now - self._sign_at >= SILENCE_S:
             self.driver.log.stable_ends(list(self.driver.positions) or self.driver.log.partitions())
@@ -247,14 +253,14 @@ class ConsumerAttempt:
 
     def _rest(self) -> float:
         """How long the next batch has to wait."""
-        return self._batch_at + self._pipeline.interval.total_seconds() - time.monotonic()
+        due = self._batch_at + self._pipeline.interval.total_seconds()
+        return max(due, self._gathered_at + GATHER_S_EACH * self.member.partitions_gathered) - time.monotonic()
 
     def _is_due(self) -> bool:
-        return self.member.has_gathered and (min(self._room()) <= 0 or self._rest() <= 0)
+        return self.member.partitions_gathered > 0 and (min(self._room()) <= 0 or self._rest() <= 0)
 
     def _deliver(self) -> None:
         self._batch_at = time.monotonic()
-        small = self.member.count <= BATCH_RECORDS and self.member.size <= BATCH_BYTES
         gathered, positions = self.member.cut(), self.driver.positions
         ranges = {
             tp: OffsetRange(tp.topic, tp.partition, positions[tp], part.until)
@@ -267,9 +273,8 @@ class ConsumerAttempt:
         def execute(work: BatchWork) -> Executed:
             confirm = self._topic_checks.begin(work)
             records = {tp: gathered[tp].records for tp in work.ranges}
-            joined = self._joins and len(records) > 1 and small
             try:
-                executed = (self._execute_joined if joined else self._execute)(records, work, confirm)
+                executed = self._execute(records, work, confirm)
             finally:
                 confirm()  # the driver's commit comes next; and records of another topic explain why they are bad
             return executed
@@ -279,28 +284,28 @@ class ConsumerAttempt:
         except Superseded as error:
             self._superseded(ranges, error)
 
-    def _execute_joined(
-        self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork, confirm: Confirm
-    ) -> Executed:
-        sink = sinks.task_sink(self._pipeline, self.driver.run, work.task_context)
-        assert not isinstance(sink, StagingSink)
-        done = deliver_joined({work.ranges[tp]: batch for tp, batch in records.items()}, work, sink, confirm)
-        return [], {tp: done[work.ranges[tp]] for tp in records}
-
     def _execute(
         self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork, confirm: Confirm
     ) -> Executed:
-        """Side by side."""
-        futures = {
-            tp: self._lanes.submit(tp, partial(self._deliver_one, work.ranges[tp], batch, work, confirm))
-            for tp, batch in records.items()
-        }
-        self._gather_until_done(futures.values())
-        reports = {tp: future.result() for tp, future in futures.items()}
-        task_outputs = [report.task_output for report in reports.values() if report.task_output is not None]
-        return task_outputs, {tp: report.counts for tp, report in reports.items()}
+        """Side by side, if there is more than one group."""
+        groups = together(records) if self._joins else [[tp] for tp in records]
+        if len(groups) == 1 and len(records) > 1:
+            return self._deliver_group(groups[0], records, work, confirm)
+        self._gathered_at = time.monotonic()
+        futures = [
+            # A partition has the same lane every time where its producer is the lane's: two would fence each other.
+            self._lanes.submit(
+                number if self._joins else zlib.crc32(group[0].topic.encode()) + group[0].partition,
+                partial(self._deliver_group, group, records, work, confirm),
+            )
+            for number, group in enumerate(groups)
+        ]
+        self._gather_until_done(futures)
+        done = [future.result() for future in futures]
+        task_outputs = [output for outputs, _ in done for output in outputs]
+        return task_outputs, {tp: counts for _, of_group in done for tp, counts in of_group.items()}
 
-    def _gather_until_done(self, futures: Collection[Future[RangeReport]]) -> None:
+    def _gather_until_done(self, futures: Collection[Future[Any]]) -> None:
         until = time.monotonic() + GATHER_S
         while self.member.is_native and time.monotonic() < until and wait(futures, GATHER_EVERY_S).not_done:
             records, size = self._room()
@@ -308,16 +313,42 @@ class ConsumerAttempt:
                 self.member.gather_more(records, size)
         wait(futures)
 
-    def _deliver_one(
-        self, planned: OffsetRange, records: pa.RecordBatch | None, work: BatchWork, confirm: Confirm
-    ) -> RangeReport:
+    def _deliver_group(
+        self,
+        group: Sequence[TopicPartition],
+        records: Mapping[TopicPartition, pa.RecordBatch | None],
+        work: BatchWork,
+        confirm: Confirm,
+    ) -> tuple[list[object], dict[TopicPartition, Counts]]:
         sink = sinks.task_sink(self._pipeline, self.driver.run, work.task_context)
-        read = from_memory(records)
+        if len(group) > 1:
+            assert not isinstance(sink, StagingSink)
+            done = deliver_joined({work.ranges[tp]: records[tp] for tp in group}, work, sink, confirm)
+            return [], {tp: done[work.ranges[tp]] for tp in group}
+        (tp,) = group
+        batch, planned = records[tp], work.ranges[tp]
+        read = from_memory(batch)
         if work.set_aside:
-            return deliver(set_aside(read, self._pipeline, work.set_aside), planned, work, sink, confirm)
-        prepare = decoded(read, self._pipeline, ahead=records is not None and records.num_rows > BATCH_RECORDS)
-        return deliver(prepare, planned, work, sink, confirm)
+            prepare = set_aside(read, self._pipeline, work.set_aside)
+        else:
+            prepare = decoded(read, self._pipeline, ahead=batch is not None and batch.num_rows > BATCH_RECORDS)
+        report = deliver(prepare, planned, work, sink, confirm)
+        return [] if report.task_output is None else [report.task_output], {tp: report.counts}
 
     def _reached_elsewhere(self, others: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         entries = self.driver.sink.entries()
         return {tp: entries[tp].position for tp in others if tp in entries}
+
+
+def together(records: Mapping[TopicPartition, pa.RecordBatch | None]) -> list[list[TopicPartition]]:
+    """Which partitions' records go into the same acts: as many as make one batch for the decoder."""
+    groups: list[list[TopicPartition]] = []
+    rows_left = bytes_left = -1
+    for tp, batch in records.items():
+        rows, size = (0, 0) if batch is None else (batch.num_rows, batch.nbytes)
+        if rows > rows_left or size > bytes_left:
+            groups.append([])
+            rows_left, bytes_left = BATCH_RECORDS, BATCH_BYTES
+        groups[-1].append(tp)
+        rows_left, bytes_left = rows_left - rows, bytes_left - size
+    return groups

@@ -392,6 +392,7 @@ class _JoinedRanges:
             if batch.num_rows:
                 check_batch(batch, range_, range_.start)
         self._whole = pa.concat_batches(batches)
+        self._lasts = [last_fingerprint(batch) if batch.num_rows else None for batch in batches]
         pipeline = work.pipeline
         self._found = decoder(pipeline, refuse_nul=plugin_of(pipeline).refuses_nul).decode(self._whole)
         self._letters = {d.index: _dead_letter(self._whole, d.index, d.reason, d.detail) for d in self._found.refused}
@@ -421,12 +422,11 @@ class _JoinedRanges:
         taken = np.searchsorted(numbers(decoded.rows_at), ends) + np.searchsorted(numbers(decoded.deletes_at), ends)
         taken -= np.searchsorted(sorted(late), ends)
         outcomes = []
-        for batch, range_, end, taken_here in zip(
-            self._batches, self._todo, ends, np.diff(taken, prepend=0), strict=True
+        for batch, range_, last, end, taken_here in zip(
+            self._batches, self._todo, self._lasts, ends, np.diff(taken, prepend=0), strict=True
         ):
             count, written = batch.num_rows, int(taken_here)
             of_range = [dead_letters[index] for index in sorted(dead_letters) if end - count <= index < end]
-            last = last_fingerprint(batch) if count else None
             outcome = _Outcome(count, written, count - len(of_range) - written, last)
             outcome.dead.add(of_range)
             if judged:

@@ -79,9 +79,9 @@ class BatchMember(GroupMember):
         return sum(buffer.size for buffer in self._buffers.values())
 
     @property
-    def has_gathered(self) -> bool:
-        """Records, or offsets that hold none."""
-        return any(buffer.until > buffer.start for buffer in self._buffers.values())
+    def partitions_gathered(self) -> int:
+        """In how many partitions there are records, or offsets that hold none."""
+        return sum(buffer.until > buffer.start for buffer in self._buffers.values())
 
     def gather(self, most: int, most_bytes: int, wait_s: float) -> None:
         """What is at hand; where there is nothing, what comes next. Partitions come and go meanwhile."""
