@@ -23,7 +23,7 @@ def test_what_fits_is_taken_whole() -> None:
 def test_what_does_not_fit_is_shared_by_how_far_each_is_behind() -> None:
     assert shares({A: 120_000, B: 320_000}, 120_000) == {A: 40_000, B: 80_000}, "20,000 each, and of the rest"
     assert shares({A: 1, B: 1_000_000}, 10) == {A: 1, B: 9}, "what is a little behind is read whole"
-    assert shares({A: 60, B: 1_000_000}, 100) == {A: 50, B: 50}
+    assert shares({A: 60, B: 1_000_000}, 100) == {A: 25, B: 74}
     assert shares({A: 5, B: 5, C: 5}, 1) == {A: 1, B: 1, C: 1}, "the smallest share is one offset"
 
 
@@ -37,6 +37,12 @@ def test_many_partitions_that_are_far_behind_take_turns() -> None:
     found = shares(lags, 500_000)
     assert list(found) == list(lags)[: 500_000 // WORTH_READING], "those that come first"
     assert set(found.values()) == {WORTH_READING}
+
+
+def test_a_batch_is_full_as_long_as_anybody_is_behind() -> None:
+    """Many partitions, each a little more behind than its share: a few of them would be a batch of almost nothing."""
+    lags = {TopicPartition("t", n): 800 for n in range(500)}
+    assert shares(lags, 100_000) == dict(list(lags.items())[:125])
 
 
 def test_who_is_up_to_date_does_not_wait_for_those_who_are_not() -> None:

@@ -81,13 +81,18 @@ def shares(behind: Mapping[TopicPartition, int], max_records: int) -> dict[Topic
     fair = max_records // len(behind)
     taken = {tp: count for tp, count in behind.items() if count <= fair}
     room = max_records - sum(taken.values())
-    late = [tp for tp in behind if tp not in taken][: max(TURNS_MIN, room // WORTH_READING)]
-    # One that is very far behind leaves to each of the others what is worth reading.
-    least = min(room // len(late), WORTH_READING) if late else 0
-    more = {tp: behind[tp] - min(behind[tp], least) for tp in late}
-    room -= sum(behind[tp] - more[tp] for tp in late)
+    # The others take turns: each has what is worth reading, as long as there is room.
+    least = min(WORTH_READING, room // TURNS_MIN)
+    in_turn: dict[TopicPartition, int] = {}
+    for tp in [tp for tp in behind if tp not in taken]:
+        if room <= 0 and len(in_turn) >= TURNS_MIN:
+            break
+        in_turn[tp] = max(1, min(behind[tp], least, room))
+        room -= in_turn[tp]
+    # What is left is shared by how far they are behind.
+    more = {tp: behind[tp] - count for tp, count in in_turn.items()}
     total = max(1, sum(more.values()))
-    return taken | {tp: max(1, behind[tp] - more[tp] + more[tp] * room // total) for tp in late}
+    return taken | {tp: count + more[tp] * max(0, room) // total for tp, count in in_turn.items()}
 
 
 def share_out(ranges: Collection[OffsetRange]) -> list[list[OffsetRange]]:
