@@ -27,7 +27,7 @@ PARTITIONS_EVERY_S = 5.0
 WORTH_READING = 20_000  # records
 TURNS_MIN = 4  # partitions that are behind, and take their turn in the same batch
 TASK_RECORDS = 50_000
-TASK_RANGES = 50
+TASK_RANGES = 200
 
 
 class Planner:

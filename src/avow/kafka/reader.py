@@ -53,8 +53,8 @@ FETCH = {
 # For many partitions at the same time: each may have so much waiting.
 FETCH_LITTLE = {
     "queued.min.messages": 1_000,
-    "queued.max.messages.kbytes": 512,
-    "max.partition.fetch.bytes": 256 * 1024,
+    "queued.max.messages.kbytes": 256,
+    "max.partition.fetch.bytes": 128 * 1024,
 }
 # These are the promise.
 FIXED = {
