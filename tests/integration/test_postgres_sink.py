@@ -40,6 +40,7 @@ from avow.retry import poll_until
 from avow.settings import PipelineConfig
 from avow.sinks import dead_letters, driver_sink
 from avow.sinks.base import DeadLetter, Refusal, Selection
+from avow.sinks.postgres import driver as postgres_driver
 from avow.sinks.postgres import session as postgres_session
 from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.driver import PostgresDriver, application
@@ -552,7 +553,8 @@ def test_the_ledger_of_an_older_version_is_upgraded_in_place(b: Bench) -> None:
     assert [row["table_name"] for row in b._query("SELECT * FROM avow.pipelines")] == [b.table]
 
 
-def test_the_log_of_claims_is_trimmed_as_a_run_goes(b: Bench) -> None:
+def test_the_log_of_claims_is_trimmed_as_a_run_goes(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_driver, "TRIM_EVERY", 1)
     with b.run() as run:
         for n in range(4):
             run.deliver({0: [record(n)], 1: [record(n)]})
@@ -564,6 +566,21 @@ def test_the_log_of_claims_is_trimmed_as_a_run_goes(b: Bench) -> None:
         run.deliver({0: [record(5)]})
         kept = [(row["partition"], row["from_offset"]) for row in b._query(claims)]
         assert kept == [(0, 4), (0, 5), *((1, n) for n in range(5))]
+
+
+def test_old_claims_do_not_outlast_some_hundred_acts(b: Bench) -> None:
+    claims = (
+        f"SELECT count(*) AS old FROM avow.claims WHERE pipeline = '{b.name}' AND claimed_at < now() - interval '30 d'"
+    )
+    with b.run() as run:
+        for n in range(5):
+            run.deliver({0: [record(n)], 1: [record(n)]})
+        sql(b, "UPDATE avow.claims SET claimed_at = now() - interval '31 days'")
+        for n in range(5, 300):
+            run.deliver({0: [record(n)], 1: [record(n)]})
+            if b._query(claims) == [{"old": 0}]:
+                return
+    pytest.fail("old claims were never trimmed")
 
 
 # What never heals stops before anything runs

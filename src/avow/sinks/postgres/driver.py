@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -72,6 +73,7 @@ MIGRATIONS = (
     """,
 )
 CLAIMS_KEPT = "30 days"
+TRIM_EVERY = 32  # acts, about: to look for old claims costs more than to store new ones
 PATIENCE_S = 5  # wait for a session that still holds a partition of ours
 
 _ENTRY = ", ".join(ENTRY_COLUMNS)
@@ -111,12 +113,7 @@ def write_claims(session: Queries, pipeline: str, updates: Sequence[LedgerUpdate
         "UPDATE avow.ledger l SET position = m.until, run = m.run, updated_at = now(),"
         f" read = m.read, written = m.written, dead = m.dead, skipped = m.skipped, {lasts}"
         " FROM m WHERE l.pipeline = $1 AND l.topic = m.topic AND l.partition = m.partition AND l.position = m.before"
-        " RETURNING m.*), trimmed AS ("
-        # With each new claim up to two of its partition's oldest go: a run of months keeps the log within its bound.
-        "DELETE FROM avow.claims c USING moved m WHERE c.pipeline = $1 AND c.topic = m.topic AND"
-        " c.partition = m.partition AND c.from_offset IN (SELECT o.from_offset FROM avow.claims o WHERE o.pipeline = $1"
-        " AND o.topic = m.topic AND o.partition = m.partition ORDER BY o.from_offset LIMIT 2)"
-        f" AND c.claimed_at < now() - interval '{CLAIMS_KEPT}')"
+        " RETURNING m.*)"
         " INSERT INTO avow.claims (pipeline, topic, partition, from_offset, until_offset, run, batch,"
         " read, written, dead, skipped) SELECT $1, topic, partition, since, until, run,"
         f" {batch}, new_read, new_written, new_dead, new_skipped FROM moved",
@@ -125,6 +122,22 @@ def write_claims(session: Queries, pipeline: str, updates: Sequence[LedgerUpdate
     if moved != len(updates):
         wanted = ", ".join(f"{update.done} from {update.before.position}" for update in updates)
         raise PositionMoved(f"cannot claim {wanted}: {len(updates) - moved} of these positions have changed")
+    # Not by the batch's number alone: where partitions take turns, some might never have their claims trimmed.
+    partitions = [TopicPartition(update.done.topic, update.done.partition) for update in updates]
+    if zlib.crc32(f"{partitions[0]} {batch}".encode()) % TRIM_EVERY == 0:
+        _trim_claims(session, pipeline, partitions)
+
+
+def _trim_claims(session: Queries, pipeline: str, partitions: Sequence[TopicPartition]) -> None:
+    """Twice as many of the oldest claims as have come since the last time: a run of months keeps the log within its
+    bound."""
+    session.run(
+        f"DELETE FROM avow.claims c USING (VALUES {_listed(partitions)}) AS p (topic, partition) WHERE c.pipeline = $1"
+        " AND c.topic = p.topic AND c.partition = p.partition AND c.from_offset IN (SELECT o.from_offset FROM"
+        " avow.claims o WHERE o.pipeline = $1 AND o.topic = p.topic AND o.partition = p.partition"
+        f" ORDER BY o.from_offset LIMIT {2 * TRIM_EVERY}) AND c.claimed_at < now() - interval '{CLAIMS_KEPT}'",
+        pipeline,
+    )
 
 
 def _moved(update: LedgerUpdate) -> str:
