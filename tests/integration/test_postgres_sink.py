@@ -29,6 +29,7 @@ from avow.clients.config import ConsumerConfig
 from avow.clients.postgres_offsets import PostgresOffsets, Transaction
 from avow.clients.records import Batch, Record
 from avow.engines.driver import STOPS
+from avow.engines.hooks import Hooks
 from avow.engines.redrive import redrive
 from avow.engines.task import REFUSED, decode_batch
 from avow.errors import ConfigError, PositionBehind, SinkUnavailable
@@ -349,6 +350,27 @@ def test_a_lock_that_somebody_holds_is_no_records_fault(b: Bench, monkeypatch: p
             # The position as it is known: to read the ledger would wait, too.
             run.deliver({0: [record(0)]}, starts={0: 0})
         other.rollback()
+        run.deliver({0: [record(0)]})
+    assert (b.ids(), b.dead_letters()) == ([0], [])
+
+
+def test_a_session_that_an_administrator_ends_is_no_records_fault(b: Bench) -> None:
+    """Nor is one that the server ends when it is shut down."""
+
+    class Ending(Hooks):
+        left = 1
+
+        def reached(self, point: str, batch: int) -> None:  # noqa: ARG002
+            if point == "mid-write" and self.left:
+                self.left -= 1
+                b._query(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE xact_start IS NOT NULL"
+                    " AND application_name LIKE 'avow-%' AND pid <> pg_backend_pid()"
+                )
+
+    with b.run(hooks=Ending()) as run:
+        with pytest.raises(SinkUnavailable, match="SQLSTATE 57P01"):
+            run.deliver({0: [record(0)]})
         run.deliver({0: [record(0)]})
     assert (b.ids(), b.dead_letters()) == ([0], [])
 
