@@ -165,10 +165,13 @@ def _difference(after: Counts, before: Counts) -> Counts:
 
 
 def _last(last: Fingerprint | None) -> str:
-    """The part of an UPDATE that stores the last record's fingerprint; without one, the old one stays."""
+    """The part of an UPDATE that stores the last record's fingerprint, as ``ledger.tallied`` has it: without one, or
+    where a later one is there, the old one stays."""
     if last is None:
         return ""
-    return f", last_offset = {last.offset}, last_timestamp_ms = {last.timestamp_ms}, last_crc32 = {last.crc32}"
+    values = zip(_LAST, (last.offset, last.timestamp_ms, last.crc32), strict=True)
+    is_later = f"last_offset > {last.offset}"
+    return "".join(f", {column} = CASE WHEN {is_later} THEN {column} ELSE {value} END" for column, value in values)
 
 
 def check_table(session: Session, pipeline: PipelineConfig, oid: int) -> None:
