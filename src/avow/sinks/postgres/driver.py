@@ -314,8 +314,14 @@ class PostgresDriver(DriverSink):
         try:
             self._fence(run, partitions)
         except SinkError:
-            # Others run beside, each in partitions of its own: only who does not get on is in the way.
-            self._end_older_sessions(run, f" AND xact_start < now() - interval '{PATIENCE_S} s'")
+            if not partitions:
+                raise
+            # Others run beside, each in partitions of its own: only who does not get on in one of ours is in the way.
+            self._end_older_sessions(
+                run,
+                f" AND xact_start < now() - interval '{PATIENCE_S} s' AND backend_xid IN (SELECT xmax FROM avow.ledger"
+                f" WHERE pipeline = $2 AND (topic, partition) IN ({_listed(partitions)}))",
+            )
             self._fence(run, partitions)
         return run
 
@@ -359,6 +365,7 @@ class PostgresDriver(DriverSink):
             " AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.relation = 'avow.ledger'::regclass"
             f" AND l.database = a.datid){which}",
             prefix,
+            self._pipeline.name,
         )
 
     def entries(
