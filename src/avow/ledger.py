@@ -233,8 +233,9 @@ def claim(
 
 
 def tallied(entry: Entry, counts: Counts, last: Fingerprint | None) -> Entry:
-    """After records that were claimed before are counted."""
-    return replace(entry, counts=entry.counts + counts, last=last or entry.last)
+    """After records that were claimed before are counted. A newer run may have claimed and counted later ones first."""
+    behind = last is not None and entry.last is not None and last.offset < entry.last.offset
+    return replace(entry, counts=entry.counts + counts, last=entry.last if behind else last or entry.last)
 
 
 def check_fence(entry: Entry, run: int) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -29,6 +29,7 @@ from avow.clients.config import ConsumerConfig
 from avow.clients.postgres_offsets import PostgresOffsets, Transaction
 from avow.clients.records import Batch, Record
 from avow.engines.driver import STOPS
+from avow.engines.hooks import Hooks
 from avow.engines.redrive import redrive
 from avow.engines.task import REFUSED, decode_batch
 from avow.errors import ConfigError, PositionBehind, SinkUnavailable
@@ -352,6 +353,51 @@ def test_a_lock_that_somebody_holds_is_no_records_fault(b: Bench, monkeypatch: p
         other.rollback()
         run.deliver({0: [record(0)]})
     assert (b.ids(), b.dead_letters()) == ([0], [])
+
+
+def test_a_session_that_an_administrator_ends_is_no_records_fault(b: Bench) -> None:
+    """Nor is one that the server ends when it is shut down."""
+
+    class Ending(Hooks):
+        left = 1
+
+        def reached(self, point: str, batch: int) -> None:  # noqa: ARG002
+            if point == "mid-write" and self.left:
+                self.left -= 1
+                b._query(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE xact_start IS NOT NULL"
+                    " AND application_name LIKE 'avow-%' AND pid <> pg_backend_pid()"
+                )
+
+    with b.run(hooks=Ending()) as run:
+        with pytest.raises(SinkUnavailable, match="SQLSTATE 57P01"):
+            run.deliver({0: [record(0)]})
+        run.deliver({0: [record(0)]})
+    assert (b.ids(), b.dead_letters()) == ([0], [])
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_member_ends_only_the_session_that_holds_a_partition_of_its_own(
+    b: Bench, monkeypatch: pytest.MonkeyPatch, claims: bool
+) -> None:
+    """Another one may write for long in other partitions. Under at-most-once its claimed records would be lost."""
+    monkeypatch.setattr(postgres_driver, "PATIENCE_S", 1)
+    entry = f"WHERE pipeline = '{b.name}' AND partition = "
+    with b.run(member=[0]) as hanging, b.run(member=[1]) as healthy, ExitStack() as opened:
+        sessions = []
+        for run, partition in ((hanging, 0), (healthy, 1)):
+            one = opened.enter_context(closing(psycopg.connect(b._url)))
+            one.execute(f"SET LOCAL application_name = '{application(b.name, run.number)}'".encode())
+            one.execute(f"SELECT FROM avow.ledger {entry}{partition} FOR UPDATE".encode())
+            if claims:
+                one.execute(f"UPDATE avow.ledger SET read = read {entry}{partition}".encode())
+            sessions.append(one)
+        time.sleep(1.1)
+        with b.run(member=[0]):
+            pass
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            sessions[0].execute("SELECT 1")
+        sessions[1].execute("SELECT 1")
 
 
 COLUMNS = "id, account, amount, tags, _kafka_topic, _kafka_partition, _kafka_offset, _kafka_timestamp"

@@ -46,7 +46,7 @@ class TestEverySink(SinkContract):
 
 
 class TestSinksWhoseTasksAct(ActingSinkContract):
-    b = pytest.fixture(params=kinds(lambda plugin: not plugin.commits_per_batch))(staticmethod(made))
+    b = pytest.fixture(params=[*kinds(lambda plugin: not plugin.commits_per_batch), JOINED])(staticmethod(made))
 
 
 class TestSinksWithAKey(KeyedSinkContract):

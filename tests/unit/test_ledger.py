@@ -328,3 +328,5 @@ def test_what_was_claimed_first_is_counted_later() -> None:
     counted = tallied(ENTRY, Counts(read=5, written=4, dead=1), later)
     assert (counted.position, counted.counts, counted.last) == (100, Counts(105, 104, 1), later)
     assert tallied(ENTRY, Counts(), None) == ENTRY
+    overtaken = replace(ENTRY, position=200, last=replace(later, offset=199))
+    assert tallied(overtaken, Counts(), later).last == overtaken.last, "a newer run has counted first"

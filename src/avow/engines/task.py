@@ -418,15 +418,19 @@ class _JoinedRanges:
     def _outcomes(self, late: Mapping[int, DeadLetter], *, judged: bool) -> list[_Outcome]:
         """What becomes of each range if the sink refuses these."""
         decoded, dead_letters = self._found, {**self._letters, **late}
+        dead_at = sorted(dead_letters)
         ends = np.cumsum([batch.num_rows for batch in self._batches])
+        dead_ends = np.searchsorted(dead_at, ends)
         taken = np.searchsorted(numbers(decoded.rows_at), ends) + np.searchsorted(numbers(decoded.deletes_at), ends)
         taken -= np.searchsorted(sorted(late), ends)
         outcomes = []
-        for batch, range_, last, end, taken_here in zip(
-            self._batches, self._todo, self._lasts, ends, np.diff(taken, prepend=0), strict=True
+        dead_end = 0
+        for batch, range_, last, behind, taken_here in zip(
+            self._batches, self._todo, self._lasts, dead_ends.tolist(), np.diff(taken, prepend=0), strict=True
         ):
             count, written = batch.num_rows, int(taken_here)
-            of_range = [dead_letters[index] for index in sorted(dead_letters) if end - count <= index < end]
+            of_range = [dead_letters[index] for index in dead_at[dead_end:behind]]
+            dead_end = behind
             outcome = _Outcome(count, written, count - len(of_range) - written, last)
             outcome.dead.add(of_range)
             if judged:

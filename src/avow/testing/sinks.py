@@ -449,6 +449,31 @@ class ActingSinkContract:
         assert b.ids() == [0, 2]
         assert b.dead_letters() == [(0, 1, "not-json")]
 
+    def test_what_was_claimed_first_and_is_counted_last_does_not_set_the_last_record_back(self, b: SinkBench) -> None:
+        """A log that is cut behind it would go unnoticed, and dead letters behind it could not be redriven."""
+        pipeline = b.pipeline("at-most-once")
+        newer: list[Runner] = []
+
+        def deliver_more() -> None:
+            newer.append(b.run(pipeline))
+            newer[0].deliver({0: [record(3), b"{"]})
+            newer[0].close_now()
+            close_clients()
+
+        class Overtaking(Hooks):
+            def reached(self, point: str, batch: int) -> None:  # noqa: ARG002
+                if point == "after-claim" and not newer:
+                    with ThreadPoolExecutor() as pool:  # connections are a thread's own
+                        pool.submit(deliver_more).result()
+
+        with b.run(pipeline, hooks=Overtaking()) as older:
+            older.deliver({0: [record(0), b"{", record(2)]})
+        with b.run(pipeline) as run:
+            last = run.entries()[TopicPartition(TOPIC, 0)].last
+            assert (run.position(), run.counts()) == (5, Counts(5, 3, 2))
+        assert last is not None
+        assert last.offset == 4
+
     def test_two_tasks_with_the_same_range(self, b: SinkBench) -> None:
         """One of them waits for the other, or finds that it was second: the records are written once."""
         pipeline, planned = b.pipeline(), OffsetRange(TOPIC, 0, 0, 2)

@@ -178,10 +178,13 @@ def _difference(after: Counts, before: Counts) -> Counts:
 
 
 def _last(last: Fingerprint | None) -> str:
-    """The part of an UPDATE that stores the last record's fingerprint; without one, the old one stays."""
+    """The part of an UPDATE that stores the last record's fingerprint, as ``ledger.tallied`` has it: without one, or
+    where a later one is there, the old one stays."""
     if last is None:
         return ""
-    return f", last_offset = {last.offset}, last_timestamp_ms = {last.timestamp_ms}, last_crc32 = {last.crc32}"
+    values = zip(_LAST, (last.offset, last.timestamp_ms, last.crc32), strict=True)
+    is_later = f"last_offset > {last.offset}"
+    return "".join(f", {column} = CASE WHEN {is_later} THEN {column} ELSE {value} END" for column, value in values)
 
 
 def check_table(session: Session, pipeline: PipelineConfig, oid: int) -> None:
@@ -324,8 +327,14 @@ class PostgresDriver(DriverSink):
         try:
             self._fence(run, partitions)
         except SinkError:
-            # Others run beside, each in partitions of its own: only who does not get on is in the way.
-            self._end_older_sessions(run, f" AND xact_start < now() - interval '{PATIENCE_S} s'")
+            if not partitions:
+                raise
+            # Others run beside, each in partitions of its own: only who does not get on in one of ours is in the way.
+            self._end_older_sessions(
+                run,
+                f" AND xact_start < now() - interval '{PATIENCE_S} s' AND backend_xid IN (SELECT xmax FROM avow.ledger"
+                f" WHERE pipeline = $2 AND (topic, partition) IN ({_listed(partitions)}))",
+            )
             self._fence(run, partitions)
         return run
 
@@ -369,6 +378,7 @@ class PostgresDriver(DriverSink):
             " AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.relation = 'avow.ledger'::regclass"
             f" AND l.database = a.datid){which}",
             prefix,
+            self._pipeline.name,
         )
 
     def entries(

@@ -151,8 +151,9 @@ def as_sink_error(what: str) -> Iterator[None]:
 _NOT_OF_A_ROW = re.compile("08|0B|25|26|28|2D|34|3B|3D|3F|40|53|55|57|58|72|F0|XX")
 # Permanent: these recur until the pipeline, the table or a privilege is changed.
 _PERMANENT = re.compile("0A|28|3D|3F|42")
-# Locks that are not had in time, deadlocks, full disks, too many connections, a server that starts: no row's fault.
-_UNAVAILABLE = re.compile("40|53100|53300|55P03|57P03")
+# Locks that are not had in time, deadlocks, full disks, too many connections, a session that somebody ended, a server
+# that is shut down or starts: no row's fault.
+_UNAVAILABLE = re.compile("40|53100|53300|55P03|57P01|57P03")
 _CHECK = "Check the server's log and the privileges of the user of sink.url."
 _ADVICE = {
     "25006": "The server is read-only: it is a standby, or default_transaction_read_only is on. Connect to the "
@@ -162,8 +163,8 @@ _ADVICE = {
 
 
 def unavailable(error: DatabaseError) -> bool:
-    """Whether the server, or the table, takes nothing now. A session that ended says no such thing: a row may have
-    ended it."""
+    """Whether the server, or the table, takes nothing now. A session that ended without a word says no such thing: a
+    row may have ended it."""
     return _UNAVAILABLE.match(error.sqlstate or "") is not None
 
 
