@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from avow.engines import task
@@ -46,11 +45,3 @@ def test_dead_letters_are_those_of_their_range(tmp_path: Path) -> None:
         Counts(),
     ]
     assert outcomes[5].dead.first == late
-
-
-def test_many_dead_letters_of_many_ranges_take_no_time(tmp_path: Path) -> None:
-    """A group has up to 50,000 records of up to thousands of partitions, and its transaction is open meanwhile."""
-    found = joined(tmp_path, [[b"{"] * 5] * 3_000)
-    began = time.process_time()
-    assert sum(outcome.dead.count for outcome in found._outcomes({}, judged=True)) == 15_000
-    assert time.process_time() - began < 1

@@ -14,7 +14,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from avow.errors import ConfigError, SourceError
-from avow.kafka.connect import Connection, first_permanent, is_permanent
+from avow.kafka import connect
+from avow.kafka.connect import Connection, RecentErrors, first_permanent, is_permanent
 from avow.kafka.log import Log
 from avow.settings import Source
 
@@ -107,3 +108,12 @@ def test_what_stays(code: int, words: str) -> None:
 )
 def test_what_passes(code: int, words: str) -> None:
     assert not is_permanent(KafkaError(code, words))
+
+
+def test_an_error_that_has_passed_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are kept from task to task: a login that failed once would end a run hours later."""
+    reported = RecentErrors()
+    reported.append(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
+    assert first_permanent(reported) is not None
+    monkeypatch.setattr(connect, "REPORTED_S", -1.0)
+    assert first_permanent(reported) is None

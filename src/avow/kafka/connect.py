@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from avow.errors import AvowError, ConfigError, SinkError, SinkUnavailable, Sour
 from avow.kafka.metadata import QUIET
 from avow.settings import Source, unwrap_secrets
 
+REPORTED_S = 60.0  # librdkafka reports an error that stays every 30 s
 _SHORT_S = 0.1  # from 0.2 on, confluent-kafka makes several of one wait
 
 # What no broker and no time will change: settings and rights.
@@ -225,6 +227,21 @@ def of_the_group(error: KafkaError | None) -> bool:
 def words(error: KafkaError) -> str:
     """What it says, without the client's own bookkeeping."""
     return re.sub(r" \(after \d+ms in state \w+.*\)$", "", error.str())
+
+
+class RecentErrors:
+    """What a client's connections report (its ``error_cb``), while that may still be so: an error that has passed is
+    not the reason of a later silence."""
+
+    def __init__(self) -> None:
+        self._errors: deque[tuple[float, KafkaError]] = deque(maxlen=100)
+
+    def append(self, error: KafkaError) -> None:
+        self._errors.append((time.monotonic(), error))
+
+    def __iter__(self) -> Iterator[KafkaError]:
+        since = time.monotonic() - REPORTED_S
+        return (error for reported_at, error in list(self._errors) if reported_at >= since)
 
 
 def first_permanent(errors: Iterable[KafkaError]) -> KafkaError | None:

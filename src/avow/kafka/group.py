@@ -26,7 +26,6 @@ consumer engine and ``avow.clients.consumer``.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from avow.errors import AvowError, Superseded, first_line
 from avow.kafka.admin import from_client, several, to_client
-from avow.kafka.connect import Connection, first_permanent
+from avow.kafka.connect import Connection, RecentErrors, first_permanent
 from avow.kafka.metadata import TopicPartition
 from avow.kafka.reader import FETCH, FIXED
 
@@ -79,7 +78,7 @@ class GroupMember:
         self.on_commit: Callable[[Positions, KafkaError | None], None] | None = None  # the outcome of commit_async
         self._eager = strategy != "cooperative-sticky"
         self._advice = advice  # on an error that may pass
-        self._errors: deque[KafkaError] = deque(maxlen=100)
+        self._errors = RecentErrors()
         self._client = connection.make_client(
             client.Consumer,
             FIXED

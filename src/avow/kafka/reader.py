@@ -18,7 +18,6 @@ takes what has come, and ``log``, which answers questions about the log and read
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,7 +29,7 @@ from confluent_kafka import KafkaError, KafkaException
 from avow.client_cache import ClientCache
 from avow.errors import AvowError
 from avow.kafka.admin import several
-from avow.kafka.connect import Connection, first_permanent, of_the_group
+from avow.kafka.connect import Connection, RecentErrors, first_permanent, of_the_group
 from avow.kafka.fetch import RangesFetch, native_queues, open_fetch
 from avow.kafka.metadata import TopicPartition
 from avow.ledger import OffsetRange
@@ -80,7 +79,7 @@ class Reader:
     ) -> None:
         self._connection = Connection.of(source, group)
         self._silence_s = silence_s
-        self._errors: deque[KafkaError] = deque(maxlen=100)
+        self._errors = RecentErrors()
         # librdkafka wants a group; nothing is committed to it from here.
         own = {"group.id": group, "isolation.level": isolation, "error_cb": self._errors.append}
         self._consumer = self._connection.make_client(client.Consumer, FIXED | own, defaults=fetch_ahead)
