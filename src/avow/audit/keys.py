@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from avow.audit.compare import heads_of
 from avow.findings import Finding, Kind, Offsets, Spans
 from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
@@ -88,8 +89,9 @@ class JudgedKeys:
 def judge(histories: Histories, mode: Mode, guarantee: Guarantee) -> JudgedKeys:
     if not len(histories.key):
         return JudgedKeys((), histories.key)
-    heads = np.flatnonzero(np.append(True, histories.key[1:] != histories.key[:-1]))
-    of_key = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(histories.key))))
+    heads = heads_of(histories.key)
+    counts = np.diff(np.append(heads, len(histories.key)))
+    of_key = np.repeat(np.arange(len(heads)), counts)
     right, wanted = _right_and_expected(histories, mode)
     is_held = histories.held != ABSENT
     any_held = np.logical_or.reduceat(is_held, heads)
@@ -108,7 +110,7 @@ def judge(histories: Histories, mode: Mode, guarantee: Guarantee) -> JudgedKeys:
         (Kind.DUPLICATED, np.flatnonzero(twice), histories.held),
     )
     anomalies = tuple(KeyAnomaly(kind, histories.partition[at], offsets[at]) for kind, at, offsets in named if len(at))
-    shared = histories.key[heads][np.diff(np.append(heads, len(histories.key))) > 1]
+    shared = histories.key[heads][counts > 1]
     return JudgedKeys(anomalies, shared)
 
 

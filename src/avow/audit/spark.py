@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from avow import native
-from avow.audit import keys, table
+from avow import native, sinks
+from avow.audit import keys
 from avow.audit.compare import NONE, Compared
 from avow.audit.content import Expected
 from avow.audit.keys import SHARED_SHOWN, SharedKeys
@@ -85,25 +85,23 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
         return {TopicPartition(compared.topic, compared.partition): compared for compared in results}
 
     def judge_keys(self, extra: list[pa.RecordBatch]) -> tuple[list[Finding], SharedKeys]:
-        """What is wrong by key, over what the tasks saw and ``more``, which was seen elsewhere."""
-        seen = self._job.key_schema
+        """What is wrong by key, over what the tasks saw and ``extra``, which was seen elsewhere."""
+        job, pipeline = self._job, self._job.work.pipeline
         frames = [] if self._frame is None else [self._frame.where("result IS NULL").drop("result")]
         if extra:
-            frames.append(self._session().createDataFrame(pa.Table.from_batches(extra), from_arrow_schema(seen)))
+            seen_here = pa.Table.from_batches(extra)
+            frames.append(self._session().createDataFrame(seen_here, from_arrow_schema(job.key_schema)))
         frame = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-        names = [name for name in seen.names if name.startswith("k")]
-        histories = frame.groupBy(*names, "part").agg(
+        histories = frame.groupBy(*job.key_names, "part").agg(
             f.min("offset").alias("first"),
             f.max(f.struct("offset", "deletes")).alias("latest"),
             f.max(f.when(f.col("there"), f.col("offset"))).alias("held"),
             f.sum(f.col("there").cast("long")).alias("rows"),
         )
         each = f.struct("part", "first", "latest.offset", "latest.deletes", "held", "rows")
-        by_key = histories.groupBy(*names).agg(f.collect_list(each).alias("histories"))
-        pipeline = self._job.work.pipeline
+        by_key = histories.groupBy(*job.key_names).agg(f.collect_list(each).alias("histories"))
         anomalies = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
-        partitions = {scope.number: tp for tp, scope in self._job.scopes.items()}
-        return keys.findings(_key_anomalies(anomalies), partitions), _shared(anomalies)
+        return keys.findings(_key_anomalies(anomalies), job.partitions), _shared(anomalies)
 
     def expected(self) -> Expected:
         """By content, all that is due."""
@@ -111,6 +109,30 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
             return Expected(NONE, NONE, NONE)
         seen = self._frame.where("result IS NULL").select("k0", "part", "offset").toArrow()
         return Expected(*(column.to_numpy() for column in seen.columns))
+
+    def uncommitted(
+        self, ranges: Mapping[TopicPartition, OffsetRange], phantoms: Iterable[Finding]
+    ) -> dict[TopicPartition, Offsets]:
+        """Of the phantoms' offsets, those at which there is a record, committed or not."""
+        # Only these go into the tasks.
+        pipeline, planned = self._job.work.pipeline, sorted(ranges.items())
+        spans = {TopicPartition(finding.topic, finding.partition): finding.spans for finding in phantoms}
+
+        def record_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in _ids(batches):
+                tp, range_ = planned[number]
+                for offsets in offsets_of_phantoms(pipeline, range_, spans[tp]):
+                    count = len(offsets)
+                    columns = [pa.repeat(tp.topic, count), pa.repeat(pa.scalar(tp.partition, pa.int32()), count)]
+                    yield pa.RecordBatch.from_arrays([*columns, pa.array(offsets)], ["topic", "partition", "offset"])
+
+        tasks = task_per_range(self._session(), len(planned))
+        rows = tasks.mapInArrow(record_offsets, "topic string, partition int, offset long").toArrow().sort_by("offset")
+        records: dict[TopicPartition, Offsets] = {}
+        for tp in spans:
+            at = pc.and_(pc.equal(rows["topic"], tp.topic), pc.equal(rows["partition"], tp.partition))
+            records[tp] = rows.filter(at)["offset"].to_numpy()
+        return records
 
 
 def _schema(job: ComparisonJob) -> pa.Schema:
@@ -122,11 +144,16 @@ def _on_records(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iterat
     """In a task: the numbers of some ranges in, keys and a result for each out."""
     pipeline, places = job.work.pipeline, sorted(job.work.ranges)
     native.allow(pipeline.native)
-    with table.open_reading(pipeline, job.snapshot) as reading:
-        for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
+    with sinks.audit_reader(pipeline, job.snapshot) as reading:
+        for number in _ids(batches):
             tp = places[number]
             read = decoded(reader(pipeline.source, pipeline.name).read, pipeline, hopeless=0)
             yield from _to_batches(job, tp, read(job.work.ranges[tp]), reading)
+
+
+def _ids(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """The numbers of the ranges that a task is given."""
+    return (int(number) for batch in batches for number in numbers(batch.column("id")))
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iterator[pa.RecordBatch]:
@@ -143,7 +170,7 @@ def _behind_query(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iter
             return
         tp = note.tp
     rows = itertools.chain([first] if first is not None else [], filled)
-    with table.open_reading(job.work.pipeline, job.snapshot) as reading:
+    with sinks.audit_reader(job.work.pipeline, job.snapshot) as reading:
         yield from _to_batches(job, tp, sql.prepared(rows, job.work, tp, note)(job.work.ranges[tp]), reading)
 
 
@@ -202,33 +229,3 @@ def _shared(anomalies: pa.Table) -> SharedKeys:
     lines = anomalies.filter(pc.equal(anomalies["kind"], _SHARED))
     texts = [text for shown in lines["shown"].to_pylist() for text in shown.split("\n")]
     return SharedKeys(pc.sum(lines["offset"]).as_py() or 0, tuple(texts[:SHARED_SHOWN]))
-
-
-def uncommitted(
-    session: SparkSession,
-    pipeline: PipelineConfig,
-    ranges: Mapping[TopicPartition, OffsetRange],
-    phantoms: Iterable[Finding],
-) -> dict[tuple[str, int], Offsets]:
-    """Of the phantoms' offsets, those at which there is a record, committed or not."""
-    spans = {(finding.topic, finding.partition): finding.spans for finding in phantoms}
-
-    planned = [ranges[tp] for tp in sorted(ranges)]
-
-    def record_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
-            range_ = planned[number]
-            for offsets in offsets_of_phantoms(pipeline, range_, spans[range_.topic, range_.partition]):
-                count = len(offsets)
-                columns = [pa.repeat(range_.topic, count), pa.repeat(pa.scalar(range_.partition, pa.int32()), count)]
-                yield pa.RecordBatch.from_arrays([*columns, pa.array(offsets)], ["topic", "partition", "offset"])
-
-    tasks = task_per_range(session, len(planned))
-    records = tasks.mapInArrow(record_offsets, "topic string, partition int, offset long").toArrow().sort_by("offset")
-    actual: dict[tuple[str, int], Offsets] = dict.fromkeys(spans, NONE)
-    for topic, partition in spans:
-        in_partition = records.filter(
-            pc.and_(pc.equal(records["topic"], topic), pc.equal(records["partition"], partition))
-        )
-        actual[topic, partition] = in_partition["offset"].to_numpy()
-    return actual
