@@ -140,7 +140,9 @@ class _PartitionComparison:
 
     def window(self, part: _ExpectedWindow, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         dead_letters = self._dead_letters_until(part.until)
-        expected, actual = None if part.rows is None else self._reading.stored(part.rows), _concat([*rows])
+        expected = None if part.rows is None else self._reading.stored(part.rows)
+        batches = [*rows]
+        actual = pa.concat_batches(batches) if batches else None
         if expected is None and actual is not None:
             expected = actual.slice(0, 0)
         if expected is None:
@@ -219,10 +221,6 @@ def _expected_windows(prepared: Iterable[Prepared], job: ComparisonJob, scope: S
             yield _ExpectedWindow(rows.column(offset)[-1].as_py() + 1, rows, None)
     # The last records may be followed by rows that have none.
     yield _ExpectedWindow(scope.until, None, None, NONE)
-
-
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0] if batches else None
 
 
 def offsets_of_phantoms(pipeline: PipelineConfig, planned: OffsetRange, spans: Sequence[Span]) -> Iterator[Offsets]:

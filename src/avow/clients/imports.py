@@ -20,7 +20,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,7 +69,7 @@ class Position:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has come to. ``jsonl`` are those of the file, blank ones too."""
+    """What an import has come to. Lines are those of the file, blank ones too."""
 
     lines_before: int = 0  # sent by earlier runs
     lines: int = 0  # the position
@@ -79,13 +79,13 @@ class Imported:
     stopped: bool = False  # before the file's end, because it was asked to
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """The lines of one transaction."""
 
-    messages: list[Message] = field(default_factory=list)
-    bad: int = 0
-    position: Position | None = None  # behind them; None: there was no line left
+    messages: list[Message]
+    bad: int
+    position: Position  # behind them
 
 
 class Import:
@@ -164,7 +164,7 @@ class Import:
                 if position.lines:
                     self._event(f"{position.lines:,} lines were committed earlier; continuing after them")
             if self._doubtful is not None and self._doubtful.position == position:
-                self._committed(self._doubtful, position)  # by an attempt of ours that did not hear of it
+                self._committed(self._doubtful)  # by an attempt of ours that did not hear of it
             self._reach(position)
             self._send_all(producer, group, position)
         finally:
@@ -177,43 +177,43 @@ class Import:
             lines = read(stream, Line(position.lines, b"", position.bytes))
             while not self._enough:
                 part, bad = self._part(lines, digest)
-                if part.position is not None:
+                if part is not None:
                     self._doubtful = part
                     with producer.transaction() as opened:
-                        self._send(producer, opened, group, part, part.position)
-                    self._committed(part, part.position)
+                        self._send(producer, opened, group, part)
+                    self._committed(part)
                 if bad is not None:
                     raise bad
-                if part.position is None:
+                if part is None:
                     return
         self.done.stopped = True
 
-    def _part(self, lines: Iterator[Line], digest: hashlib.blake2b) -> tuple[_Part, BadLine | None]:
-        """The lines of the next transaction; and, if a bad one ends them, that."""
-        part, size, last = _Part(), 0, None
+    def _part(self, lines: Iterator[Line], digest: hashlib.blake2b) -> tuple[_Part | None, BadLine | None]:
+        """The lines of the next transaction, None if none is left; and, if a bad one ends them, that."""
+        messages: list[Message] = []
+        skipped, size = 0, 0
+        last: Line | None = None
         bad: BadLine | None = None
         for line in lines:
             if not line.blank:
                 try:
-                    part.messages.append(self._form.message(line))
+                    messages.append(self._form.message(line))
                 except BadLine as error:
                     if not self._skip_bad:
                         bad = error
                         break
                     self._event(str(error))
-                    part.bad += 1
+                    skipped += 1
             digest.update(line.raw)
             size += len(line.raw)
             last = line
-            if len(part.messages) >= self._lines_max or size >= BYTES_PER_TRANSACTION:
+            if len(messages) >= self._lines_max or size >= BYTES_PER_TRANSACTION:
                 break
-        if last is not None:
-            part.position = Position(last.number, last.until, digest.hexdigest())
-        return part, bad
+        if last is None:
+            return None, bad
+        return _Part(messages, skipped, Position(last.number, last.until, digest.hexdigest())), bad
 
-    def _send(
-        self, producer: Producer, opened: ProducerTransaction, group: client.Consumer, part: _Part, position: Position
-    ) -> None:
+    def _send(self, producer: Producer, opened: ProducerTransaction, group: client.Consumer, part: _Part) -> None:
         for message in part.messages:
             producer.send(
                 self._topic,
@@ -222,14 +222,14 @@ class Import:
                 idempotency_key=message.idempotency_key,
                 tag=f"{self._form.name}:{message.line.number}",
             )
-        reached = client.TopicPartition(self._topic, 0, position.lines, position.written())
+        reached = client.TopicPartition(self._topic, 0, part.position.lines, part.position.written())
         opened.send_offsets([reached], group.consumer_group_metadata())
 
-    def _committed(self, part: _Part, position: Position) -> None:
+    def _committed(self, part: _Part) -> None:
         self._doubtful = None
         self.done.acknowledged += len(part.messages)
         self.done.bad += part.bad
-        self._reach(position)
+        self._reach(part.position)
 
     def _reach(self, position: Position) -> None:
         self.done.lines, self.done.bytes = position.lines, position.bytes
