@@ -79,7 +79,7 @@ def audit(
         return unknown(pipeline, f"the audit failed: {translated(error)}", advice)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Audit:
     """One audit, and what it knows so far."""
 
