@@ -143,13 +143,12 @@ class _Audit:
         for tp in self.rows:
             if tp.topic in topics and tp not in self.views:  # rows of a partition that there is not
                 self.views[tp] = LogView(tp.topic, tp.partition, "", 0, 0)
-        skip_lost = self.pipeline.source.on_data_loss == "skip"
         self.examined = {
             tp: examine(
                 known.get(tp),
                 self.views[tp],
                 ends.get(tp, 0),
-                skip_lost=skip_lost,
+                skip_lost=self.pipeline.source.on_data_loss == "skip",
                 open_transaction=open_transaction.get(tp, ""),
             )
             for tp in sorted(self.views)
@@ -219,6 +218,9 @@ class _Audit:
         return sql.output_fields(self.session(), self.pipeline), False
 
     def _comparison(self, job: ComparisonJob) -> AnyComparison:
+        ranges = job.work.ranges
+        offsets = sum(map(len, ranges.values()))
+        self.notify(f"comparing {offsets:,} offsets of {len(ranges)} partitions with {self.pipeline.sink.target}")
         if self.pipeline.engine == "consumer":
             return InProcessComparison(job, self.notify)
         from avow.audit.spark import SparkComparison
@@ -226,9 +228,6 @@ class _Audit:
         return SparkComparison(self.session, job)
 
     def _compare(self, job: ComparisonJob, comparison: AnyComparison) -> None:
-        ranges = job.work.ranges
-        offsets = sum(map(len, ranges.values()))
-        self.notify(f"comparing {offsets:,} offsets of {len(ranges)} partitions with {self.pipeline.sink.target}")
         self.compared = comparison.results()
         seen_here = []
         for tp in job.scopes.keys() - self.compared.keys():
@@ -242,7 +241,7 @@ class _Audit:
             self.matched = match(comparison.expected(), self.contents)
             numbers = {scope.number: (tp.topic, tp.partition) for tp, scope in job.scopes.items()}
             self._add_lost([*self.matched.findings(numbers)], counted="written")
-        elif job.key_types and (ranges or seen_here):
+        elif job.key_types and (job.work.ranges or seen_here):
             self.notify("comparing keys")
             by_key, self.shared = comparison.judge_keys(seen_here)
             self._add_lost(by_key, counted="written" if job.by == "upsert" else "skipped")
