@@ -114,7 +114,7 @@ class _Audit:
                 "If it has never run, run it first. Otherwise the table was replaced or restored, or the pipeline was "
                 "renamed. Without positions there is nothing to audit against; `avow run` explains how to continue.",
             )
-        self.examine()
+        self.examine_partitions()
         job = self._job()
         with self._comparison(job) as comparison:
             self._compare(job, comparison)
@@ -128,7 +128,7 @@ class _Audit:
         seconds = time.monotonic() - started
         return summarize(pipeline, partitions, self.findings, notes, self.shared.count, seconds, reservation)
 
-    def examine(self) -> None:
+    def examine_partitions(self) -> None:
         """Every partition that Kafka, the ledger or the table knows, and what of it can be compared."""
         self.notify("reading the topics' end offsets")
         known, actual = self.known, self.log.partitions()
