@@ -114,8 +114,8 @@ class Producer:
         self._on_failure = on_failure
         self._timeout_s = delivery_timeout_ms / 1000
         self._lock = threading.Lock()
-        # In the order of ``ProducerTotals``.
-        self._ended = dict.fromkeys((Outcome.ACKNOWLEDGED, Outcome.FAILED, Outcome.UNKNOWN), 0)
+        ended = (Outcome.ACKNOWLEDGED, Outcome.FAILED, Outcome.UNKNOWN)
+        self._ended: dict[str, int] = dict.fromkeys(ended, 0)
         self._sent = 0
         self._pending: set[Delivery] = set()
         self._first_bad: Delivery | None = None
@@ -227,7 +227,7 @@ class Producer:
     @property
     def totals(self) -> ProducerTotals:
         with self._lock:
-            return ProducerTotals(self._sent, *self._ended.values(), len(self._pending))
+            return ProducerTotals(sent=self._sent, pending=len(self._pending), **self._ended)
 
     # Ends
 
