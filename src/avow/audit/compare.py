@@ -123,7 +123,7 @@ class Comparison:
         # Under upsert a record is written when it was applied, also if a later one has replaced it since. By content it
         # counts as written until it turns out to be lost.
         written = (is_expected if self._by in ("upsert", "content") else is_expected & is_actual) & ~has_dead_letter
-        self._count(lost=int(gone.sum()), written=int(written.sum()))
+        self.count(lost=int(gone.sum()), written=int(written.sum()))
         self._pending.unexpected.append(bags.offsets[~is_expected])
         self._pending.doubled.append(bags.offsets[is_actual & has_dead_letter])
         self._pending.dead_letters.append(dead_letters)
@@ -143,11 +143,15 @@ class Comparison:
         has_record = np.isin(unexpected, visible)
         no_row_expected = unexpected[has_record & ~np.isin(unexpected, doubled)]
         self._spans[Kind.CORRUPTED].add(no_row_expected)
-        self._without_record(np.union1d(unexpected[~has_record], np.setdiff1d(dead_letters, visible)))
+        without_record = np.union1d(unexpected[~has_record], np.setdiff1d(dead_letters, visible))
+        if self._compacted:
+            self.count(unchecked=len(without_record))
+        else:
+            self._spans[Kind.PHANTOM].add(without_record)
         lost = np.setdiff1d(dead, np.union1d(dead_letters, unexpected))
         self._spans[Kind.LOST].add(lost, visible, pending.begin, until)
         dead_visible = np.intersect1d(dead_letters, visible)
-        self._count(
+        self.count(
             read=len(visible),
             written=len(np.union1d(no_row_expected, np.setdiff1d(deletes, dead_letters))),
             dead=len(dead_visible),
@@ -160,9 +164,9 @@ class Comparison:
         self._spans[Kind.LEDGER_BEHIND].add(offsets[offsets < readable_until])
         self._spans[Kind.PHANTOM].add(offsets[offsets >= readable_until])
 
-    def unchecked(self, rows: int) -> None:
-        """Rows that cannot be compared."""
-        self._count(unchecked=rows)
+    def count(self, **more: int) -> None:
+        """Add to the tally."""
+        self._tally += Tally(**more)
 
     def result(self) -> Compared:
         tally = self._tally
@@ -173,15 +177,6 @@ class Comparison:
             if (spans := self._spans[kind]).count
         )
         return Compared(*self._tp, replace(tally, skipped=skipped), findings)
-
-    def _without_record(self, offsets: Offsets) -> None:
-        if self._compacted:
-            self._count(unchecked=len(offsets))
-        else:
-            self._spans[Kind.PHANTOM].add(offsets)
-
-    def _count(self, **more: int) -> None:
-        self._tally += Tally(**more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def compare_partition(
     if job.key_types:
         start = 0  # rows that cannot be compared still say under which key they stand
     else:
-        walk.comparison.unchecked(reading.rows_below(tp, start))
+        walk.comparison.count(unchecked=reading.rows_below(tp, start))
     actual = _Ordered(reading.rows(tp, job.columns, start), walk.offset)
     yield from walk.below(actual.take(walk.scope.start))
     for part in _expected_windows(prepared, job, walk.scope):
@@ -135,7 +135,7 @@ class _PartitionComparison:
     def below(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows before the first window: there is nothing to compare them with."""
         for batch in rows:
-            self.comparison.unchecked(batch.num_rows)
+            self.comparison.count(unchecked=batch.num_rows)
             yield from self._keys(batch, actual=True)
 
     def window(self, part: _ExpectedWindow, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,7 +169,7 @@ class _PartitionComparison:
         offsets = [self._dead_letters[self._dead_letters >= self.scope.behind_from]]
         for batch in rows:
             at = batch.column(self.offset).to_numpy()
-            self.comparison.unchecked(int((at < self.scope.behind_from).sum()))
+            self.comparison.count(unchecked=int((at < self.scope.behind_from).sum()))
             offsets.append(np.unique(at[at >= self.scope.behind_from]))
             yield from self._keys(batch, actual=True)
         self.comparison.beyond(np.unique(np.concatenate(offsets)), self.scope.readable_until)

@@ -294,10 +294,10 @@ class Consumer(ClosingContext):
             try:
                 handle()
                 return None
-            except _Broken:
-                raise
             except Exception as failed:  # noqa: BLE001 - whatever the handler raises
                 error = failed
+            if isinstance(error, psycopg.Error) and self.config.in_one_act and self._opened.postgres_offsets.broken:
+                raise error  # the connection broke while the handler used it: that is not the record's fault
             if pause is not None:
                 self._event(f"{record}: the handler failed ({deadletters.text_of(error)}); retrying in {pause:g} s")
                 if self.config.claims_first:
@@ -324,10 +324,10 @@ class Consumer(ClosingContext):
                 except Superseded as error:
                     postgres.give_up(unit.tp)
                     self._opened.member.give_up([unit.tp], error)
-                except (psycopg.Error, SinkError, _Broken) as error:
+                except (psycopg.Error, SinkError) as error:
                     if isinstance(error, psycopg.Error) and not postgres.broken and not _passing(error):
                         raise SinkError(f"PostgreSQL: {first_line(error)}") from error
-                    postgres.failed(error.__cause__ if isinstance(error, _Broken) else error)  # type: ignore[arg-type]
+                    postgres.failed(error)
                     postgres.refresh()
 
     def _transact(self, unit: Batch, handler: TransactionHandler) -> None:
@@ -352,24 +352,15 @@ class Consumer(ClosingContext):
 
     def _saved(self, handler: TransactionHandler, record: Record, tx: Transaction) -> None:
         """One try. What it wrote is undone if it fails, and the transaction goes on."""
-        try:
-            with tx.connection.transaction():
-                handler(record, tx)
-                # A deferred constraint that this record violates must fail here, and not at the commit.
-                tx.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        except psycopg.Error as error:
-            if tx.connection.closed:
-                raise _Broken from error  # that is not the record's fault
-            raise
+        with tx.connection.transaction():
+            handler(record, tx)
+            # A deferred constraint that this record violates must fail here, and not at the commit.
+            tx.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _counted(self, tx: Transaction) -> None:
         self.totals.handled += len(tx.records) - tx.dead
         self.totals.dead += tx.dead
         self._opened.offsets.due(unit_done=True)
-
-
-class _Broken(Exception):
-    """The connection broke while the handler used it."""
 
 
 class _Open:
