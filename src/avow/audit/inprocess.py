@@ -9,7 +9,6 @@ keys), ``spark`` (the same on a cluster).
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing
@@ -74,8 +73,7 @@ class InProcessComparison(AbstractContextManager["InProcessComparison"]):
             judged = keys.judge(_histories(seen, key), pipeline.sink.mode, pipeline.guarantee)
             of_these = [int(np.argmax(key == number)) for number in judged.shared[:SHARED_SHOWN]]
             shown = of_keys.take(pa.array(of_these, pa.int64())).to_pylist()
-        texts = tuple(json.dumps([*row.values()], default=str) for row in shown)
-        return keys.findings(judged.anomalies, job.partitions), SharedKeys(len(judged.shared), texts)
+        return keys.findings(judged.anomalies, job.partitions), SharedKeys(len(judged.shared), keys.as_texts(shown))
 
     def expected(self) -> Expected:
         """By content, all that is due."""

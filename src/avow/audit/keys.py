@@ -15,6 +15,7 @@ each row is what the record at its own offset gives.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class SharedKeys:
 
     count: int = 0
     shown: tuple[str, ...] = ()  # a few of them, as JSON
+
+
+def as_texts(rows: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
+    """Keys, of which each row is one, as JSON."""
+    return tuple(json.dumps([*row.values()], default=str) for row in rows)
 
 
 def findings(anomalies: Iterable[KeyAnomaly], partitions: Mapping[int, TopicPartition]) -> list[Finding]:

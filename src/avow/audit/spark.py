@@ -12,12 +12,10 @@ does), ``keys`` (the rules for keys), ``engines`` (whose decoding is used as it 
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
@@ -29,13 +27,13 @@ from avow import native, sinks
 from avow.audit import keys
 from avow.audit.compare import NONE, Compared
 from avow.audit.content import Expected
-from avow.audit.keys import SHARED_SHOWN, SharedKeys
+from avow.audit.keys import SHARED_SHOWN, KeyAnomaly, SharedKeys
 from avow.audit.partition import ComparisonJob, compare_partition, offsets_of_phantoms
 from avow.engines import sql
 from avow.engines.session import is_connect
 from avow.engines.spark import begin_task, task_per_range
 from avow.engines.task import Prepared, decoded, numbers
-from avow.findings import Finding, Kind, Offsets
+from avow.findings import Finding, Offsets
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
@@ -47,8 +45,6 @@ from avow.sinks.auditing import AuditReader
 TASKS_A_CORE = 4
 
 _RESULT = pa.field("result", pa.binary())
-_WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
-_SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
 
 
 class SparkComparison(AbstractContextManager["SparkComparison"]):
@@ -100,8 +96,12 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
         )
         each = f.struct("part", "first", "latest.offset", "latest.deletes", "held", "rows")
         by_key = histories.groupBy(*job.key_names).agg(f.collect_list(each).alias("histories"))
-        anomalies = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
-        return keys.findings(_key_anomalies(anomalies), job.partitions), _shared(anomalies)
+        lines = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), "result binary").collect()
+        judged: list[tuple[tuple[KeyAnomaly, ...], SharedKeys]] = [pickle.loads(line.result) for line in lines]
+        anomalies = (anomaly for of_batch, _ in judged for anomaly in of_batch)
+        texts = [text for _, shared in judged for text in shared.shown]
+        count = sum(shared.count for _, shared in judged)
+        return keys.findings(anomalies, job.partitions), SharedKeys(count, tuple(texts[:SHARED_SHOWN]))
 
     def expected(self) -> Expected:
         """By content, all that is due."""
@@ -188,7 +188,7 @@ def _to_batches(
 
 
 def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iterator[pa.RecordBatch]:
-    """In a task: one row a key with its histories in, what is wrong out."""
+    """In a task: one row a key with its histories in, what is wrong and which keys are shared out, pickled."""
     for batch in batches:
         lists = batch.column("histories")
         part, first, last, deletes, held, rows = lists.flatten().flatten()
@@ -205,27 +205,7 @@ def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iter
             pipeline.sink.mode,
             pipeline.guarantee,
         )
-        for anomaly in judged.anomalies:
-            yield _anomaly_batch(anomaly.kind, anomaly.partition, anomaly.offset)
-        if len(judged.shared):
-            shown = batch.drop_columns(["histories"]).take(pa.array(judged.shared[:SHARED_SHOWN])).to_pylist()
-            texts = [json.dumps([*key.values()], default=str) for key in shown]
-            yield _anomaly_batch(_SHARED, np.array([0]), np.array([len(judged.shared)]), "\n".join(texts))
-
-
-def _anomaly_batch(kind: str, parts: Offsets, offsets: Offsets, shown: str | None = None) -> pa.RecordBatch:
-    count = len(offsets)
-    columns = [pa.repeat(str(kind), count), pa.array(parts, pa.int32()), pa.array(offsets, pa.int64())]
-    return pa.RecordBatch.from_arrays([*columns, pa.array([shown] * count, pa.string())], schema=_WRONG)
-
-
-def _key_anomalies(anomalies: pa.Table) -> Iterator[keys.KeyAnomaly]:
-    for kind in set(anomalies["kind"].to_pylist()) - {_SHARED}:
-        of_kind = anomalies.filter(pc.equal(anomalies["kind"], kind))
-        yield keys.KeyAnomaly(Kind(kind), of_kind["part"].to_numpy(), of_kind["offset"].to_numpy())
-
-
-def _shared(anomalies: pa.Table) -> SharedKeys:
-    lines = anomalies.filter(pc.equal(anomalies["kind"], _SHARED))
-    texts = [text for shown in lines["shown"].to_pylist() for text in shown.split("\n")]
-    return SharedKeys(pc.sum(lines["offset"]).as_py() or 0, tuple(texts[:SHARED_SHOWN]))
+        shown = batch.drop_columns(["histories"]).take(pa.array(judged.shared[:SHARED_SHOWN])).to_pylist()
+        shared = SharedKeys(len(judged.shared), keys.as_texts(shown))
+        result = pickle.dumps((judged.anomalies, shared))
+        yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
