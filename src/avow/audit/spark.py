@@ -15,7 +15,9 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
@@ -76,8 +78,7 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
         """What each task came to. No item for a partition in which no record is visible."""
         if self._frame is None:
             return {}
-        lines = self._frame.where("result IS NOT NULL").select("result").collect()
-        results: list[Compared] = [pickle.loads(line.result) for line in lines]
+        results: list[Compared] = _collected(self._frame.where("result IS NOT NULL").select("result"))
         return {TopicPartition(compared.topic, compared.partition): compared for compared in results}
 
     def judge_keys(self, extra: list[pa.RecordBatch]) -> tuple[list[Finding], SharedKeys]:
@@ -96,8 +97,8 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
         )
         each = f.struct("part", "first", "latest.offset", "latest.deletes", "held", "rows")
         by_key = histories.groupBy(*job.key_names).agg(f.collect_list(each).alias("histories"))
-        lines = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), "result binary").collect()
-        judged: list[tuple[tuple[KeyAnomaly, ...], SharedKeys]] = [pickle.loads(line.result) for line in lines]
+        judged: list[tuple[tuple[KeyAnomaly, ...], SharedKeys]]
+        judged = _collected(by_key.mapInArrow(lambda batches: _judged(batches, pipeline), "result binary"))
         anomalies = (anomaly for of_batch, _ in judged for anomaly in of_batch)
         texts = [text for _, shared in judged for text in shared.shown]
         count = sum(shared.count for _, shared in judged)
@@ -121,18 +122,19 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
         def record_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in _ids(batches):
                 tp, range_ = planned[number]
-                for offsets in offsets_of_phantoms(pipeline, range_, spans[tp]):
-                    count = len(offsets)
-                    columns = [pa.repeat(tp.topic, count), pa.repeat(pa.scalar(tp.partition, pa.int32()), count)]
-                    yield pa.RecordBatch.from_arrays([*columns, pa.array(offsets)], ["topic", "partition", "offset"])
+                yield _pickled((tp, np.concatenate([NONE, *offsets_of_phantoms(pipeline, range_, spans[tp])])))
 
         tasks = task_per_range(self._session(), len(planned))
-        rows = tasks.mapInArrow(record_offsets, "topic string, partition int, offset long").toArrow().sort_by("offset")
-        records: dict[TopicPartition, Offsets] = {}
-        for tp in spans:
-            at = pc.and_(pc.equal(rows["topic"], tp.topic), pc.equal(rows["partition"], tp.partition))
-            records[tp] = rows.filter(at)["offset"].to_numpy()
-        return records
+        records: dict[TopicPartition, Offsets] = dict.fromkeys(spans, NONE)
+        return records | dict(_collected(tasks.mapInArrow(record_offsets, "result binary")))
+
+
+def _pickled(result: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def _collected(frame: DataFrame) -> list[Any]:
+    return [pickle.loads(line.result) for line in frame.collect()]
 
 
 def _schema(job: ComparisonJob) -> pa.Schema:
@@ -207,5 +209,4 @@ def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iter
         )
         shown = batch.drop_columns(["histories"]).take(pa.array(judged.shared[:SHARED_SHOWN])).to_pylist()
         shared = SharedKeys(len(judged.shared), keys.as_texts(shown))
-        result = pickle.dumps((judged.anomalies, shared))
-        yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
+        yield _pickled((judged.anomalies, shared))
