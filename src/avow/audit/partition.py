@@ -13,7 +13,7 @@ Owns: bringing the two sides together. Must not know: Spark. Neighbours: ``compa
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -99,7 +99,7 @@ def compare_partition(
     yield from walk.below(actual.take(walk.scope.start))
     for part in _expected_windows(prepared, job, walk.scope):
         yield from walk.window(part, actual.take(part.until))
-    yield from walk.beyond(actual.take(sys.maxsize))
+    yield from walk.beyond(actual.take(math.inf))
     yield walk.comparison.result()
 
 
@@ -110,7 +110,7 @@ class _Ordered:
         self._batches, self._offset = batches, offset
         self._ahead: pa.RecordBatch | None = None  # read, and not handed out yet
 
-    def take(self, until: int) -> Iterator[pa.RecordBatch]:
+    def take(self, until: float) -> Iterator[pa.RecordBatch]:
         """The next rows, up to this offset. To be read to its end before anything else is taken."""
         while (batch := self._ahead if self._ahead is not None else next(self._batches, None)) is not None:
             cut = int(np.searchsorted(batch.column(self._offset).to_numpy(), until))
