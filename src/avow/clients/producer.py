@@ -60,7 +60,7 @@ WAIT_S = 0.02  # of threads that wait, one may have been given the end of anothe
 _CLOSED = "close was called"
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ProducerTransaction:
     """Sends that become visible together."""
 
