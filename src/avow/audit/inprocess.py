@@ -94,10 +94,10 @@ class InProcessComparison(AbstractContextManager["InProcessComparison"]):
         return records
 
 
-def _numbered(keys: pa.Table) -> npt.NDArray[np.int64]:
+def _numbered(of_keys: pa.Table) -> npt.NDArray[np.int64]:
     """For each row the number of its key."""
-    key = np.zeros(keys.num_rows, np.int64)
-    for column in (column.combine_chunks() for column in keys.columns):
+    key = np.zeros(of_keys.num_rows, np.int64)
+    for column in (column.combine_chunks() for column in of_keys.columns):
         if pa.types.is_floating(column.type):
             column = pc.add(column, pa.scalar(0, column.type))  # 0.0 and -0.0 are one key
         codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
