@@ -788,7 +788,9 @@ def test_an_audit_names_who_holds_a_transaction_open(stage: Make, monkeypatch: p
     upstream = opened(s.source)
     with KafkaAuditReader(pipeline) as reading, log.Log(pipeline.source, s.name) as there:
         auditing = _Audit(pipeline, lambda: pytest.fail("no Spark is needed"), lambda _: None, reading, there)
-        (examined,) = auditing._examined(reading.known()).examined.values()
+        auditing.known = reading.known()
+        auditing.examine_partitions()
+        (examined,) = auditing.examined.values()
     assert "a transaction is open at offset 5, and 1 offsets from there on wait" in examined.notes[0]
     assert f"It was opened by transactional.id other-{s.source} (producer " in examined.notes[0]
     upstream.abort_transaction(30)

@@ -41,7 +41,6 @@ from tests import interleaving
 from tests.fix_sinks import Bench, iceberg_table, overwrite_lake
 
 from avow import sinks
-from avow.audit.table import open_reading
 from avow.cli import main
 from avow.engines import redrive as redriving_engine
 from avow.engines.redrive import Redriven, redrive
@@ -890,7 +889,7 @@ def test_files_that_another_writer_has_named_in_its_way(bench: Make, mode: str) 
                 exchange.append_data_file(other)
         run.deliver({0: [record(1, amount=0.5), record(2)]})
     assert {row["id"]: row["amount"] for row in b.rows()} == {0: 0, 1: 0.5 if mode == "upsert" else 0.25, 2: 0.5}
-    with open_reading(pipeline) as reading:
+    with sinks.audit_reader(pipeline) as reading:
         assert sum(reading.row_counts().values()) == 3
 
 

@@ -12,12 +12,12 @@ from tests.fix_sinks import Bench, iceberg_table, overwrite_lake
 
 from avow.audit.compare import Compared
 from avow.audit.partition import ComparisonJob, Scope, compare_partition
-from avow.audit.table import open_reading
 from avow.engines.spark import _REPORT, _reported
 from avow.engines.task import BatchWork, commit_task_outputs, decoded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, OffsetRange
 from avow.settings import PipelineConfig
+from avow.sinks import audit_reader
 from avow.sinks.base import CommittingSink
 from avow.sinks.iceberg.table import PROPERTIES
 from avow.testing.sinks import EVERY, TOPIC, batch, every, record
@@ -35,7 +35,7 @@ def b(request: pytest.FixtureRequest, bench: Make) -> Bench:
 def compared(pipeline: PipelineConfig, values: Values) -> Compared:
     """What an audit's task finds, given the records of partition 0."""
     planned = OffsetRange(TOPIC, 0, 0, len(values))
-    with open_reading(pipeline) as reading:
+    with audit_reader(pipeline) as reading:
         snapshot, json_columns = reading.snapshot, reading.json_columns(pipeline.decode.columns.fields)
     job = ComparisonJob(
         work=BatchWork(pipeline, -1, 0, {WHERE: planned}),
@@ -47,7 +47,7 @@ def compared(pipeline: PipelineConfig, values: Values) -> Compared:
         by="append",
     )
     made = batch(values, 0, 0, [None] * len(values))
-    with open_reading(pipeline, snapshot) as reading:
+    with audit_reader(pipeline, snapshot) as reading:
         (found,) = compare_partition(job, WHERE, decoded(lambda _: iter([made]), pipeline)(planned), reading)
     assert isinstance(found, Compared)
     return found
@@ -67,15 +67,15 @@ def test_every_type_is_the_same_to_the_audit(b: Bench) -> None:
 def test_the_ledger_and_the_counts_that_an_audit_reads(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROPERTIES, "write.metadata.previous-versions-max", "2")  # a few commits for a hundred
     pipeline = b.pipeline()
-    with open_reading(pipeline) as reading:
+    with audit_reader(pipeline) as reading:
         assert reading.known() == {}
     with b.run(pipeline, partitions=2) as run:
         run.deliver({0: [record(0), b"bad", record(2)], 1: [record(100)]})
         run.deliver({0: [record(3), b"bad"]})
-        with open_reading(pipeline) as reading:
+        with audit_reader(pipeline) as reading:
             for number in range(5, 5 + 2 * 4, 2):  # later than the moment that is read
                 run.deliver({0: [record(number), b"bad"]})
-            with open_reading(pipeline, reading.snapshot) as joined:
+            with audit_reader(pipeline, reading.snapshot) as joined:
                 for one in (reading, joined):
                     assert one.known()[WHERE].entry.position == 5
                     assert one.known()[WHERE].entry.counts == Counts(5, 3, 2)

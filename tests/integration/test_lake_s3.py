@@ -22,7 +22,6 @@ from pyiceberg.typedef import Properties
 from tests.fix_sinks import Bench
 
 from avow import sinks
-from avow.audit.table import open_reading
 from avow.errors import Superseded
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts
@@ -158,7 +157,7 @@ def test_other_spellings_of_the_settings(b: S3Bench, monkeypatch: pytest.MonkeyP
         run.deliver({0: [record(0), b"bad", record(2)]})
         run.deliver({0: [record(0, amount=0.5)]})
         assert run.counts() == Counts(4, 3, 1)
-        with open_reading(pipeline) as reading, open_reading(pipeline, reading.snapshot) as joined:
+        with sinks.audit_reader(pipeline) as reading, sinks.audit_reader(pipeline, reading.snapshot) as joined:
             assert joined.row_counts() == {TopicPartition(TOPIC, 0): 2}
     assert b.ids() == [0, 2]
 

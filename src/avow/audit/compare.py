@@ -109,10 +109,10 @@ class Comparison:
     def rows(self, until: int, expected: CodedRows, actual: CodedRows, dead_letters: Offsets = NONE) -> Offsets:
         """The next window, up to ``until``. Gives the offsets whose rows are not what is due, for ``changed``."""
         bags = Bags.of(expected, actual)
-        _, begin, end = self._expected
-        self._expected = (bags.offsets[bags.expected > 0], end if len(self._expected[0]) else begin, until)
-        has_dead_letter = np.isin(bags.offsets, dead_letters)
         is_expected, is_actual = bags.expected > 0, bags.actual > 0
+        has_dead_letter = np.isin(bags.offsets, dead_letters)
+        before, begin, end = self._expected
+        self._expected = (bags.offsets[is_expected], end if len(before) else begin, until)
         missing = bags.missing - bags.alien  # an alien row stands in a missing one's place
         surplus = bags.surplus + np.maximum(-missing, 0)
         if self._by == "append":
@@ -123,7 +123,7 @@ class Comparison:
         # Under upsert a record is written when it was applied, also if a later one has replaced it since. By content it
         # counts as written until it turns out to be lost.
         written = (is_expected if self._by in ("upsert", "content") else is_expected & is_actual) & ~has_dead_letter
-        self._count(lost=int(gone.sum()), written=int(written.sum()))
+        self.count(lost=int(gone.sum()), written=int(written.sum()))
         self._pending.unexpected.append(bags.offsets[~is_expected])
         self._pending.doubled.append(bags.offsets[is_actual & has_dead_letter])
         self._pending.dead_letters.append(dead_letters)
@@ -143,11 +143,15 @@ class Comparison:
         has_record = np.isin(unexpected, visible)
         no_row_expected = unexpected[has_record & ~np.isin(unexpected, doubled)]
         self._spans[Kind.CORRUPTED].add(no_row_expected)
-        self._without_record(np.union1d(unexpected[~has_record], np.setdiff1d(dead_letters, visible)))
+        without_record = np.union1d(unexpected[~has_record], np.setdiff1d(dead_letters, visible))
+        if self._compacted:
+            self.count(unchecked=len(without_record))
+        else:
+            self._spans[Kind.PHANTOM].add(without_record)
         lost = np.setdiff1d(dead, np.union1d(dead_letters, unexpected))
         self._spans[Kind.LOST].add(lost, visible, pending.begin, until)
         dead_visible = np.intersect1d(dead_letters, visible)
-        self._count(
+        self.count(
             read=len(visible),
             written=len(np.union1d(no_row_expected, np.setdiff1d(deletes, dead_letters))),
             dead=len(dead_visible),
@@ -156,13 +160,13 @@ class Comparison:
 
     def beyond(self, offsets: Offsets, readable_until: int) -> None:
         """Rows and dead letters at or beyond the position. There are records up to ``readable_until``, not further."""
-        offsets = _distinct(offsets)
+        offsets = np.unique(offsets)
         self._spans[Kind.LEDGER_BEHIND].add(offsets[offsets < readable_until])
         self._spans[Kind.PHANTOM].add(offsets[offsets >= readable_until])
 
-    def unchecked(self, rows: int) -> None:
-        """Rows that cannot be compared."""
-        self._count(unchecked=rows)
+    def count(self, **more: int) -> None:
+        """Add to the tally."""
+        self._tally += Tally(**more)
 
     def result(self) -> Compared:
         tally = self._tally
@@ -173,15 +177,6 @@ class Comparison:
             if (spans := self._spans[kind]).count
         )
         return Compared(*self._tp, replace(tally, skipped=skipped), findings)
-
-    def _without_record(self, offsets: Offsets) -> None:
-        if self._compacted:
-            self._count(unchecked=len(offsets))
-        else:
-            self._spans[Kind.PHANTOM].add(offsets)
-
-    def _count(self, **more: int) -> None:
-        self._tally += Tally(**more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +193,7 @@ class Bags:
     @classmethod
     def of(cls, expected: CodedRows, actual: CodedRows) -> Bags:
         if np.array_equal(expected.offsets, actual.offsets) and np.array_equal(expected.codes, actual.codes):
-            heads = _heads(expected.offsets)
+            heads = heads_of(expected.offsets)
             count = np.diff(np.append(heads, len(expected.offsets)))
             zero = np.zeros_like(count)
             return cls(expected.offsets[heads], count, count, zero, zero, zero)
@@ -207,12 +202,12 @@ class Bags:
         is_actual = np.repeat([0, 1], [len(expected.offsets), len(actual.offsets)])
         order = np.lexsort((codes, offsets))
         offsets, codes, is_actual = offsets[order], codes[order], is_actual[order]
-        groups = _heads(offsets, codes)
+        groups = heads_of(offsets, codes)
         n_actual = np.add.reduceat(is_actual, groups)
         n_expected = np.diff(np.append(groups, len(offsets))) - n_actual
         surplus = n_actual - n_expected
         offsets = offsets[groups]
-        heads = _heads(offsets)
+        heads = heads_of(offsets)
         numbers = (
             n_expected,
             n_actual,
@@ -223,16 +218,12 @@ class Bags:
         return cls(offsets[heads], *(np.add.reduceat(number, heads) for number in numbers))
 
 
-def _heads(*sorted_by: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def heads_of(*sorted_by: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Where a new value begins in arrays that are sorted by all of these."""
     if not len(sorted_by[0]):
         return NONE
     changes = np.logical_or.reduce([values[1:] != values[:-1] for values in sorted_by])
     return np.flatnonzero(np.append(True, changes))
-
-
-def _distinct(offsets: Offsets) -> Offsets:
-    return offsets[_heads(offsets)]
 
 
 def _joined(parts: list[Offsets]) -> Offsets:

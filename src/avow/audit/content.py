@@ -66,8 +66,7 @@ class ContentMatch:
     def reservation(self) -> Reservation:
         unmatched = (
             f"{self.unmatched:,} records of the output match no compared record: they were changed, invented, belong "
-            "to "
-            "records that are not claimed yet or no longer in the topic, or come from another writer"
+            "to records that are not claimed yet or no longer in the topic, or come from another writer"
         )
         return Reservation(
             "Without avow-origin only counts and order could be verified.",

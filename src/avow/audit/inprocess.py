@@ -9,7 +9,6 @@ keys), ``spark`` (the same on a cluster).
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing
@@ -20,8 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.audit import keys, table
-from avow.audit.compare import Compared
+from avow import sinks
+from avow.audit import keys
+from avow.audit.compare import NONE, Compared, heads_of
 from avow.audit.content import Expected
 from avow.audit.keys import SHARED_SHOWN, Histories, SharedKeys
 from avow.audit.partition import ComparisonJob, compare_partition, offsets_of_phantoms
@@ -30,7 +30,6 @@ from avow.findings import Finding, Offsets
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import Reader
 from avow.ledger import OffsetRange
-from avow.settings import PipelineConfig
 
 
 class InProcessComparison(AbstractContextManager["InProcessComparison"]):
@@ -50,7 +49,7 @@ class InProcessComparison(AbstractContextManager["InProcessComparison"]):
         pipeline, ranges = job.work.pipeline, job.work.ranges
         with (
             closing(Reader(pipeline.source, pipeline.name)) as reader,
-            table.open_reading(pipeline, job.snapshot) as reading,
+            sinks.audit_reader(pipeline, job.snapshot) as reading,
             pa.OSFile(str(self._file), "wb") as file,
             pa.ipc.new_file(file, job.key_schema) as seen,
         ):
@@ -65,16 +64,16 @@ class InProcessComparison(AbstractContextManager["InProcessComparison"]):
         return results
 
     def judge_keys(self, extra: list[pa.RecordBatch]) -> tuple[list[Finding], SharedKeys]:
-        """What is wrong by key, over what was seen and ``more``."""
+        """What is wrong by key, over what was seen and ``extra``."""
+        job, pipeline = self._job, self._job.work.pipeline
         with pa.memory_map(str(self._file)) as file:
-            seen = pa.concat_tables([pa.ipc.open_file(file).read_all(), pa.Table.from_batches(extra, self._seen)])
-            pipeline, key = self._job.work.pipeline, _numbered(seen)
+            seen = pa.concat_tables([pa.ipc.open_file(file).read_all(), pa.Table.from_batches(extra, job.key_schema)])
+            of_keys = seen.select(job.key_names)
+            key = _numbered(of_keys)
             judged = keys.judge(_histories(seen, key), pipeline.sink.mode, pipeline.guarantee)
             of_these = [int(np.argmax(key == number)) for number in judged.shared[:SHARED_SHOWN]]
-            shown = seen.select(self._names).take(pa.array(of_these, pa.int64())).to_pylist()
-        texts = tuple(json.dumps([*row.values()], default=str) for row in shown)
-        partitions = {scope.number: row for row, scope in self._job.scopes.items()}
-        return keys.findings(judged.anomalies, partitions), SharedKeys(len(judged.shared), texts)
+            shown = of_keys.take(pa.array(of_these, pa.int64())).to_pylist()
+        return keys.findings(judged.anomalies, job.partitions), SharedKeys(len(judged.shared), keys.as_texts(shown))
 
     def expected(self) -> Expected:
         """By content, all that is due."""
@@ -82,20 +81,23 @@ class InProcessComparison(AbstractContextManager["InProcessComparison"]):
             seen = pa.ipc.open_file(file).read_all().select(["k0", "part", "offset"])
             return Expected(*(column.to_numpy().astype(np.int64) for column in seen.columns))
 
-    @property
-    def _seen(self) -> pa.Schema:
-        return self._job.key_schema
+    def uncommitted(
+        self, ranges: Mapping[TopicPartition, OffsetRange], phantoms: Iterable[Finding]
+    ) -> dict[TopicPartition, Offsets]:
+        """Of the phantoms' offsets, those at which there is a record, committed or not."""
+        records = {}
+        for finding in phantoms:
+            tp = TopicPartition(finding.topic, finding.partition)
+            planned = ranges.get(tp)
+            offsets = () if planned is None else offsets_of_phantoms(self._job.work.pipeline, planned, finding.spans)
+            records[tp] = np.concatenate([NONE, *offsets])
+        return records
 
-    @property
-    def _names(self) -> list[str]:
-        return [name for name in self._seen.names if name.startswith("k")]
 
-
-def _numbered(seen: pa.Table) -> npt.NDArray[np.int64]:
+def _numbered(of_keys: pa.Table) -> npt.NDArray[np.int64]:
     """For each row the number of its key."""
-    key = np.zeros(seen.num_rows, np.int64)
-    for name in (name for name in seen.schema.names if name.startswith("k")):
-        column = seen[name].combine_chunks()
+    key = np.zeros(of_keys.num_rows, np.int64)
+    for column in (column.combine_chunks() for column in of_keys.columns):
         if pa.types.is_floating(column.type):
             column = pc.add(column, pa.scalar(0, column.type))  # 0.0 and -0.0 are one key
         codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
@@ -108,23 +110,10 @@ def _histories(seen: pa.Table, key: npt.NDArray[np.int64]) -> Histories:
     deletes, actual = (seen[name].to_numpy().astype(bool) for name in ("deletes", "there"))
     order = np.lexsort((deletes, offset, part, key))  # of a record that both deletes and is there, the delete is last
     key, part, offset, deletes, actual = key[order], part[order], offset[order], deletes[order], actual[order]
-    changes = (key[1:] != key[:-1]) | (part[1:] != part[:-1])
-    heads = np.flatnonzero(np.append(np.full(min(len(key), 1), True), changes))
+    heads = heads_of(key, part)
     if not len(heads):
         return Histories(key, part, offset, offset, deletes, offset, offset)
     ends = np.append(heads[1:], len(key)) - 1
     held = np.maximum.reduceat(np.where(actual, offset, keys.ABSENT), heads)
     rows = np.add.reduceat(actual.astype(np.int64), heads)
     return Histories(key[heads], part[heads], offset[heads], offset[ends], deletes[ends], held, rows)
-
-
-def uncommitted(
-    pipeline: PipelineConfig, ranges: Mapping[TopicPartition, OffsetRange], phantoms: Iterable[Finding]
-) -> dict[tuple[str, int], Offsets]:
-    """Of the phantoms' offsets, those at which there is a record, committed or not."""
-    records = {}
-    for finding in phantoms:
-        planned = ranges.get(TopicPartition(finding.topic, finding.partition))
-        offsets = [] if planned is None else [*offsets_of_phantoms(pipeline, planned, finding.spans)]
-        records[finding.topic, finding.partition] = np.concatenate([np.empty(0, np.int64), *offsets])
-    return records

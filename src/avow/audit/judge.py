@@ -79,8 +79,7 @@ def examine(
         notes.append(
             f"{tp}: a transaction is open at offset {readable_until}, and {log.end - readable_until} offsets from "
             f"there on wait for it to end.{holder} If it stays open, it is a hanging-transaction: "
-            "kafka-transactions.sh can "
-            "abort it."
+            "kafka-transactions.sh can abort it."
         )
     if known is None:
         # All rows of a partition without claims are beyond its position.

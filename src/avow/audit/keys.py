@@ -15,6 +15,7 @@ each row is what the record at its own offset gives.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from avow.audit.compare import heads_of
 from avow.findings import Finding, Kind, Offsets, Spans
 from avow.guarantee import Guarantee
 from avow.kafka.log import TopicPartition
@@ -64,6 +66,11 @@ class SharedKeys:
     shown: tuple[str, ...] = ()  # a few of them, as JSON
 
 
+def as_texts(rows: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
+    """Keys, of which each row is one, as JSON."""
+    return tuple(json.dumps([*row.values()], default=str) for row in rows)
+
+
 def findings(anomalies: Iterable[KeyAnomaly], partitions: Mapping[int, TopicPartition]) -> list[Finding]:
     """By kind and partition, whose numbers ``partitions`` has."""
     by_place: defaultdict[tuple[Kind, int], list[Offsets]] = defaultdict(list)
@@ -88,8 +95,9 @@ class JudgedKeys:
 def judge(histories: Histories, mode: Mode, guarantee: Guarantee) -> JudgedKeys:
     if not len(histories.key):
         return JudgedKeys((), histories.key)
-    heads = np.flatnonzero(np.append(True, histories.key[1:] != histories.key[:-1]))
-    of_key = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(histories.key))))
+    heads = heads_of(histories.key)
+    counts = np.diff(np.append(heads, len(histories.key)))
+    of_key = np.repeat(np.arange(len(heads)), counts)
     right, wanted = _right_and_expected(histories, mode)
     is_held = histories.held != ABSENT
     any_held = np.logical_or.reduceat(is_held, heads)
@@ -108,7 +116,7 @@ def judge(histories: Histories, mode: Mode, guarantee: Guarantee) -> JudgedKeys:
         (Kind.DUPLICATED, np.flatnonzero(twice), histories.held),
     )
     anomalies = tuple(KeyAnomaly(kind, histories.partition[at], offsets[at]) for kind, at, offsets in named if len(at))
-    shared = histories.key[heads][np.diff(np.append(heads, len(histories.key))) > 1]
+    shared = histories.key[heads][counts > 1]
     return JudgedKeys(anomalies, shared)
 
 

@@ -8,11 +8,12 @@ With a key (dedupe, upsert), the keys of all rows on both sides are yielded too,
 partitions. Where rows carry no lineage, so is the content of the expected rows, for ``content``.
 
 Owns: bringing the two sides together. Must not know: Spark. Neighbours: ``compare`` and ``values`` (which judge),
-``table`` (the rows), ``engines.task`` (the records).
+``sinks.auditing`` (the rows), ``engines.task`` (the records).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from avow.audit import table
 from avow.audit.compare import NO_ROWS, NONE, By, Compared, Comparison
 from avow.audit.values import Window
 from avow.engines.task import BatchWork, Prepared, numbers
@@ -58,9 +58,18 @@ class ComparisonJob:
     by: By  # how rows are matched to records
 
     @property
+    def partitions(self) -> dict[int, TopicPartition]:
+        """By the numbers that stand for them."""
+        return {scope.number: tp for tp, scope in self.scopes.items()}
+
+    @property
+    def key_names(self) -> list[str]:
+        return [f"k{number}" for number in range(len(self.key_types))]
+
+    @property
     def key_schema(self) -> pa.Schema:
         """Of the keys that are yielded: k0, k1, ... and where they were seen."""
-        keys = [(f"k{number}", type_) for number, type_ in enumerate(self.key_types.values())]
+        keys = zip(self.key_names, self.key_types.values(), strict=True)
         seen = [("part", pa.int32()), ("offset", pa.int64()), ("deletes", pa.bool_()), ("there", pa.bool_())]
         return pa.schema([*keys, *seen])
 
@@ -80,76 +89,90 @@ def compare_partition(
     job: ComparisonJob, tp: TopicPartition, prepared: Iterable[Prepared], reading: AuditReader
 ) -> Iterator[pa.RecordBatch | Compared]:
     """The keys of all rows on both sides (with a key), and at last what the comparison came to."""
-    pipeline, scope = job.work.pipeline, job.scopes[tp]
-    comparison = Comparison(tp.topic, tp.partition, scope.start, job.by, compacted=scope.compacted)
-    dead_letters = reading.dead_letters(tp)
-    start = scope.start
+    walk = _PartitionComparison(job, tp, reading)
+    start = walk.scope.start
     if job.key_types:
         start = 0  # rows that cannot be compared still say under which key they stand
     else:
-        comparison.unchecked(reading.rows_below(tp, start))
-    actual = table.Ordered(reading.rows(tp, job.columns, start), pipeline.sink.lineage.offset)
-    walk = _PartitionComparison(job, scope, comparison, dead_letters, reading)
-    yield from walk.below(actual.take(scope.start))
-    for part in _expected_windows(prepared, job, scope):
+        walk.comparison.count(unchecked=reading.rows_below(tp, start))
+    actual = _Ordered(reading.rows(tp, job.columns, start), walk.offset)
+    yield from walk.below(actual.take(walk.scope.start))
+    for part in _expected_windows(prepared, job, walk.scope):
         yield from walk.window(part, actual.take(part.until))
-    yield from walk.beyond(actual.rest())
-    yield comparison.result()
+    yield from walk.beyond(actual.take(math.inf))
+    yield walk.comparison.result()
+
+
+class _Ordered:
+    """The rows of one partition, ascending by offset, handed out piece by piece."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], offset: str) -> None:
+        self._batches, self._offset = batches, offset
+        self._ahead: pa.RecordBatch | None = None  # read, and not handed out yet
+
+    def take(self, until: float) -> Iterator[pa.RecordBatch]:
+        """The next rows, up to this offset. To be read to its end before anything else is taken."""
+        while (batch := self._ahead if self._ahead is not None else next(self._batches, None)) is not None:
+            cut = int(np.searchsorted(batch.column(self._offset).to_numpy(), until))
+            self._ahead = batch.slice(cut) if cut < batch.num_rows else None
+            if cut:
+                yield batch.slice(0, cut)
+            if self._ahead is not None:
+                break
 
 
 class _PartitionComparison:
     """Walks along both sides, and gives the keys that it sees."""
 
-    def __init__(
-        self, job: ComparisonJob, scope: Scope, comparison: Comparison, dead_letters: Offsets, reading: AuditReader
-    ) -> None:
-        self._reading = reading
-        self._job = job
-        self._scope = scope
-        self._comparison = comparison
-        self._dead_letters = dead_letters
-        self._offset = job.work.pipeline.sink.lineage.offset
-        self._begin = scope.start
+    def __init__(self, job: ComparisonJob, tp: TopicPartition, reading: AuditReader) -> None:
+        self._job, self._reading = job, reading
+        self.scope = job.scopes[tp]
+        self.offset = job.work.pipeline.sink.lineage.offset
+        self.comparison = Comparison(tp.topic, tp.partition, self.scope.start, job.by, compacted=self.scope.compacted)
+        self._dead_letters = reading.dead_letters(tp)
+        self._begin = self.scope.start
 
     def below(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows before the first window: there is nothing to compare them with."""
         for batch in rows:
-            self._comparison.unchecked(batch.num_rows)
+            self.comparison.count(unchecked=batch.num_rows)
             yield from self._keys(batch, actual=True)
 
     def window(self, part: _ExpectedWindow, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         dead_letters = self._dead_letters_until(part.until)
-        expected, actual = None if part.rows is None else self._reading.stored(part.rows), _concat([*rows])
+        expected = None if part.rows is None else self._reading.stored(part.rows)
+        batches = [*rows]
+        actual = pa.concat_batches(batches) if batches else None
         if expected is None and actual is not None:
             expected = actual.slice(0, 0)
         if expected is None:
-            self._comparison.rows(part.until, NO_ROWS, NO_ROWS, dead_letters)
+            self.comparison.rows(part.until, NO_ROWS, NO_ROWS, dead_letters)
         else:
             actual = expected.slice(0, 0) if actual is None else self._reading.comparable(expected, actual)
             self._compare(part.until, expected.select(self._job.columns), actual, dead_letters)
-            yield from self._keys(_without(expected, dead_letters, self._offset))
+            yield from self._keys(_without(expected, dead_letters, self.offset))
             yield from self._keys(actual, actual=True)
         deletes = NONE
         if part.deletes is not None and part.deletes.num_rows:
-            deletes = part.deletes.column(self._offset).to_numpy()
-            yield from self._keys(_without(part.deletes, self._dead_letters, self._offset), deletes=True)
+            deletes = part.deletes.column(self.offset).to_numpy()
+            yield from self._keys(_without(part.deletes, self._dead_letters, self.offset), deletes=True)
         if part.visible is not None:
-            self._comparison.records(part.until, part.visible, part.dead, deletes)
+            self.comparison.records(part.until, part.visible, part.dead, deletes)
 
     def _compare(self, until: int, expected: pa.RecordBatch, actual: pa.RecordBatch, dead_letters: Offsets) -> None:
-        window = Window(expected, actual, self._offset, self._job.json_columns)
-        for change in window.changed(self._comparison.rows(until, *window.rows(), dead_letters)):
-            self._comparison.changed(change.kind, change.offsets, change.columns)
+        window = Window(expected, actual, self.offset, self._job.json_columns)
+        for change in window.changed(self.comparison.rows(until, *window.rows(), dead_letters)):
+            self.comparison.changed(change.kind, change.offsets, change.columns)
 
     def beyond(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows past the last window: not claimed, or not committed, or not there to compare with."""
-        offsets = [self._dead_letters[self._dead_letters >= self._scope.behind_from]]
+        offsets = [self._dead_letters[self._dead_letters >= self.scope.behind_from]]
         for batch in rows:
-            at = batch.column(self._offset).to_numpy()
-            self._comparison.unchecked(int((at < self._scope.behind_from).sum()))
-            offsets.append(np.unique(at[at >= self._scope.behind_from]))
+            at = batch.column(self.offset).to_numpy()
+            self.comparison.count(unchecked=int((at < self.scope.behind_from).sum()))
+            offsets.append(np.unique(at[at >= self.scope.behind_from]))
             yield from self._keys(batch, actual=True)
-        self._comparison.beyond(np.unique(np.concatenate(offsets)), self._scope.readable_until)
+        self.comparison.beyond(np.unique(np.concatenate(offsets)), self.scope.readable_until)
 
     def _dead_letters_until(self, until: int) -> Offsets:
         within = (self._dead_letters >= self._begin) & (self._dead_letters < until)
@@ -163,8 +186,8 @@ class _PartitionComparison:
         yield pa.RecordBatch.from_arrays(
             [
                 *(_cast(rows.column(name), type_) for name, type_ in self._job.key_types.items()),
-                pa.repeat(pa.scalar(self._scope.number, pa.int32()), count),
-                rows.column(self._offset),
+                pa.repeat(pa.scalar(self.scope.number, pa.int32()), count),
+                rows.column(self.offset),
                 pa.repeat(deletes, count),
                 pa.repeat(actual, count),
             ],
@@ -198,10 +221,6 @@ def _expected_windows(prepared: Iterable[Prepared], job: ComparisonJob, scope: S
             yield _ExpectedWindow(rows.column(offset)[-1].as_py() + 1, rows, None)
     # The last records may be followed by rows that have none.
     yield _ExpectedWindow(scope.until, None, None, NONE)
-
-
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0] if batches else None
 
 
 def offsets_of_phantoms(pipeline: PipelineConfig, planned: OffsetRange, spans: Sequence[Span]) -> Iterator[Offsets]:

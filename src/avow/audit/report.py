@@ -84,14 +84,14 @@ def summarize(
     records = sum(audited.tally.read for audited in partitions)
     ordered = tuple(sorted(findings, key=lambda f: (list(Kind).index(f.kind), f.topic, f.partition)))
     reached = verdict(guarantee, ordered, records, reservation)
-    sentence = _sentence(guarantee, reached, ordered, records, reservation)
+    sentence, advice = _conclusion(guarantee, reached, ordered, records, reservation)
     return AuditReport(
         pipeline=pipeline.name,
         guarantee=guarantee,
         mode=pipeline.sink.mode,
         verdict=reached,
         sentence=f"{sentence} {reservation.limits}".rstrip(),
-        advice=_advice(guarantee, reached, ordered, reservation),
+        advice=advice,
         partitions=partitions,
         findings=ordered,
         notes=tuple(notes),
@@ -100,22 +100,25 @@ def summarize(
     )
 
 
-def _sentence(
+def _conclusion(
     guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...], records: int, reservation: Reservation
-) -> str:
+) -> tuple[str, str]:
+    """The verdict as a sentence, and what to do next."""
+    forbidden = [f for f in findings if not permits(guarantee, f.kind)]
     permitted = _listed(f for f in findings if permits(guarantee, f.kind))
-    forbidden = _listed(f for f in findings if not permits(guarantee, f.kind))
     match reached:
         case Verdict.BROKEN:
-            return f"broken: {forbidden}. {guarantee} does not permit that."
+            worst = forbidden[0].kind
+            return f"broken: {_listed(forbidden)}. {guarantee} does not permit that.", _ADVICE[worst]
         case Verdict.UNKNOWN if reservation.undecided:
-            return f"unknown: {reservation.undecided}."
+            return f"unknown: {reservation.undecided}.", reservation.advice
         case Verdict.UNKNOWN:
-            return "unknown: there is no record to audit, so nothing was compared."
+            advice = "Run the pipeline (avow run FILE --once), then audit again."
+            return "unknown: there is no record to audit, so nothing was compared.", advice
         case _ if permitted:
-            return f"held: {permitted}, which {guarantee} permits; all other records of {records:,} are correct."
+            return f"held: {permitted}, which {guarantee} permits; all other records of {records:,} are correct.", ""
         case _:
-            return f"held: {records:,} records, each delivered as {guarantee} promises."
+            return f"held: {records:,} records, each delivered as {guarantee} promises.", ""
 
 
 def _listed(findings: Iterable[Finding]) -> str:
@@ -123,19 +126,6 @@ def _listed(findings: Iterable[Finding]) -> str:
     for finding in findings:
         counts[finding.kind] = counts.get(finding.kind, 0) + finding.count
     return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-
-
-def _advice(guarantee: Guarantee, reached: Verdict, findings: tuple[Finding, ...], reservation: Reservation) -> str:
-    match reached:
-        case Verdict.UNKNOWN if reservation.undecided:
-            return reservation.advice
-        case Verdict.UNKNOWN:
-            return "Run the pipeline (avow run FILE --once), then audit again."
-        case Verdict.BROKEN:
-            worst = next(f.kind for f in findings if not permits(guarantee, f.kind))
-            return _ADVICE[worst]
-        case _:
-            return ""
 
 
 _AGAIN = "To deliver everything again, give the pipeline a new name and a new table."
@@ -147,8 +137,7 @@ _ADVICE = {
     Kind.PHANTOM: "Find out what else writes to the table: no record of these topics produces these rows.",
     Kind.ABORTED_READ: "Another writer reads uncommitted records: avow reads with isolation.level=read_committed.",
     Kind.CORRUPTED: "Find out what updates the table, and whether decode.schema or the transform changed since the "
-    "rows "
-    f"were written: the audit decodes with the current file. {_AGAIN}",
+    f"rows were written: the audit decodes with the current file. {_AGAIN}",
     Kind.COERCED: "Compare the column's type in the table with decode.schema: values were rounded, truncated or set "
     "to null.",
     Kind.DOUBLE_COUNTED: "Remove the row or the dead letter: `avow dead-letters show` has the record and the reason.",

@@ -12,10 +12,10 @@ does), ``keys`` (the rules for keys), ``engines`` (whose decoding is used as it 
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +25,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from avow import native
-from avow.audit import keys, table
+from avow import native, sinks
+from avow.audit import keys
 from avow.audit.compare import NONE, Compared
 from avow.audit.content import Expected
-from avow.audit.keys import SHARED_SHOWN, SharedKeys
+from avow.audit.keys import SHARED_SHOWN, KeyAnomaly, SharedKeys
 from avow.audit.partition import ComparisonJob, compare_partition, offsets_of_phantoms
 from avow.engines import sql
 from avow.engines.session import is_connect
 from avow.engines.spark import begin_task, task_per_range
 from avow.engines.task import Prepared, decoded, numbers
-from avow.findings import Finding, Kind, Offsets
+from avow.findings import Finding, Offsets
 from avow.kafka.log import TopicPartition
 from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
@@ -47,8 +47,6 @@ from avow.sinks.auditing import AuditReader
 TASKS_A_CORE = 4
 
 _RESULT = pa.field("result", pa.binary())
-_WRONG = pa.schema([("kind", pa.string()), ("part", pa.int32()), ("offset", pa.int64()), ("shown", pa.string())])
-_SHARED = "shared"  # in place of a kind: ``offset`` is then how many keys
 
 
 class SparkComparison(AbstractContextManager["SparkComparison"]):
@@ -80,30 +78,31 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
         """What each task came to. No item for a partition in which no record is visible."""
         if self._frame is None:
             return {}
-        lines = self._frame.where("result IS NOT NULL").select("result").collect()
-        results: list[Compared] = [pickle.loads(line.result) for line in lines]
+        results: list[Compared] = _collected(self._frame.where("result IS NOT NULL").select("result"))
         return {TopicPartition(compared.topic, compared.partition): compared for compared in results}
 
     def judge_keys(self, extra: list[pa.RecordBatch]) -> tuple[list[Finding], SharedKeys]:
-        """What is wrong by key, over what the tasks saw and ``more``, which was seen elsewhere."""
-        seen = self._job.key_schema
+        """What is wrong by key, over what the tasks saw and ``extra``, which was seen elsewhere."""
+        job, pipeline = self._job, self._job.work.pipeline
         frames = [] if self._frame is None else [self._frame.where("result IS NULL").drop("result")]
         if extra:
-            frames.append(self._session().createDataFrame(pa.Table.from_batches(extra), from_arrow_schema(seen)))
+            seen_here = pa.Table.from_batches(extra)
+            frames.append(self._session().createDataFrame(seen_here, from_arrow_schema(job.key_schema)))
         frame = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-        names = [name for name in seen.names if name.startswith("k")]
-        histories = frame.groupBy(*names, "part").agg(
+        histories = frame.groupBy(*job.key_names, "part").agg(
             f.min("offset").alias("first"),
             f.max(f.struct("offset", "deletes")).alias("latest"),
             f.max(f.when(f.col("there"), f.col("offset"))).alias("held"),
             f.sum(f.col("there").cast("long")).alias("rows"),
         )
         each = f.struct("part", "first", "latest.offset", "latest.deletes", "held", "rows")
-        by_key = histories.groupBy(*names).agg(f.collect_list(each).alias("histories"))
-        pipeline = self._job.work.pipeline
-        anomalies = by_key.mapInArrow(lambda batches: _judged(batches, pipeline), from_arrow_schema(_WRONG)).toArrow()
-        partitions = {scope.number: tp for tp, scope in self._job.scopes.items()}
-        return keys.findings(_key_anomalies(anomalies), partitions), _shared(anomalies)
+        by_key = histories.groupBy(*job.key_names).agg(f.collect_list(each).alias("histories"))
+        judged: list[tuple[tuple[KeyAnomaly, ...], SharedKeys]]
+        judged = _collected(by_key.mapInArrow(lambda batches: _judged(batches, pipeline), "result binary"))
+        anomalies = (anomaly for of_batch, _ in judged for anomaly in of_batch)
+        texts = [text for _, shared in judged for text in shared.shown]
+        count = sum(shared.count for _, shared in judged)
+        return keys.findings(anomalies, job.partitions), SharedKeys(count, tuple(texts[:SHARED_SHOWN]))
 
     def expected(self) -> Expected:
         """By content, all that is due."""
@@ -111,6 +110,31 @@ class SparkComparison(AbstractContextManager["SparkComparison"]):
             return Expected(NONE, NONE, NONE)
         seen = self._frame.where("result IS NULL").select("k0", "part", "offset").toArrow()
         return Expected(*(column.to_numpy() for column in seen.columns))
+
+    def uncommitted(
+        self, ranges: Mapping[TopicPartition, OffsetRange], phantoms: Iterable[Finding]
+    ) -> dict[TopicPartition, Offsets]:
+        """Of the phantoms' offsets, those at which there is a record, committed or not."""
+        # Only these go into the tasks.
+        pipeline, planned = self._job.work.pipeline, sorted(ranges.items())
+        spans = {TopicPartition(finding.topic, finding.partition): finding.spans for finding in phantoms}
+
+        def record_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in _ids(batches):
+                tp, range_ = planned[number]
+                yield _pickled((tp, np.concatenate([NONE, *offsets_of_phantoms(pipeline, range_, spans[tp])])))
+
+        tasks = task_per_range(self._session(), len(planned))
+        records: dict[TopicPartition, Offsets] = dict.fromkeys(spans, NONE)
+        return records | dict(_collected(tasks.mapInArrow(record_offsets, "result binary")))
+
+
+def _pickled(result: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def _collected(frame: DataFrame) -> list[Any]:
+    return [pickle.loads(line.result) for line in frame.collect()]
 
 
 def _schema(job: ComparisonJob) -> pa.Schema:
@@ -122,11 +146,16 @@ def _on_records(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iterat
     """In a task: the numbers of some ranges in, keys and a result for each out."""
     pipeline, places = job.work.pipeline, sorted(job.work.ranges)
     native.allow(pipeline.native)
-    with table.open_reading(pipeline, job.snapshot) as reading:
-        for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
+    with sinks.audit_reader(pipeline, job.snapshot) as reading:
+        for number in _ids(batches):
             tp = places[number]
             read = decoded(reader(pipeline.source, pipeline.name).read, pipeline, hopeless=0)
             yield from _to_batches(job, tp, read(job.work.ranges[tp]), reading)
+
+
+def _ids(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """The numbers of the ranges that a task is given."""
+    return (int(number) for batch in batches for number in numbers(batch.column("id")))
 
 
 def _behind_query(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iterator[pa.RecordBatch]:
@@ -143,7 +172,7 @@ def _behind_query(batches: Iterator[pa.RecordBatch], job: ComparisonJob) -> Iter
             return
         tp = note.tp
     rows = itertools.chain([first] if first is not None else [], filled)
-    with table.open_reading(job.work.pipeline, job.snapshot) as reading:
+    with sinks.audit_reader(job.work.pipeline, job.snapshot) as reading:
         yield from _to_batches(job, tp, sql.prepared(rows, job.work, tp, note)(job.work.ranges[tp]), reading)
 
 
@@ -161,7 +190,7 @@ def _to_batches(
 
 
 def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iterator[pa.RecordBatch]:
-    """In a task: one row a key with its histories in, what is wrong out."""
+    """In a task: one row a key with its histories in, what is wrong and which keys are shared out, pickled."""
     for batch in batches:
         lists = batch.column("histories")
         part, first, last, deletes, held, rows = lists.flatten().flatten()
@@ -178,57 +207,6 @@ def _judged(batches: Iterable[pa.RecordBatch], pipeline: PipelineConfig) -> Iter
             pipeline.sink.mode,
             pipeline.guarantee,
         )
-        for anomaly in judged.anomalies:
-            yield _anomaly_batch(anomaly.kind, anomaly.partition, anomaly.offset)
-        if len(judged.shared):
-            shown = batch.drop_columns(["histories"]).take(pa.array(judged.shared[:SHARED_SHOWN])).to_pylist()
-            texts = [json.dumps([*key.values()], default=str) for key in shown]
-            yield _anomaly_batch(_SHARED, np.array([0]), np.array([len(judged.shared)]), "\n".join(texts))
-
-
-def _anomaly_batch(kind: str, parts: Offsets, offsets: Offsets, shown: str | None = None) -> pa.RecordBatch:
-    count = len(offsets)
-    columns = [pa.repeat(str(kind), count), pa.array(parts, pa.int32()), pa.array(offsets, pa.int64())]
-    return pa.RecordBatch.from_arrays([*columns, pa.array([shown] * count, pa.string())], schema=_WRONG)
-
-
-def _key_anomalies(anomalies: pa.Table) -> Iterator[keys.KeyAnomaly]:
-    for kind in set(anomalies["kind"].to_pylist()) - {_SHARED}:
-        of_kind = anomalies.filter(pc.equal(anomalies["kind"], kind))
-        yield keys.KeyAnomaly(Kind(kind), of_kind["part"].to_numpy(), of_kind["offset"].to_numpy())
-
-
-def _shared(anomalies: pa.Table) -> SharedKeys:
-    lines = anomalies.filter(pc.equal(anomalies["kind"], _SHARED))
-    texts = [text for shown in lines["shown"].to_pylist() for text in shown.split("\n")]
-    return SharedKeys(pc.sum(lines["offset"]).as_py() or 0, tuple(texts[:SHARED_SHOWN]))
-
-
-def uncommitted(
-    session: SparkSession,
-    pipeline: PipelineConfig,
-    ranges: Mapping[TopicPartition, OffsetRange],
-    phantoms: Iterable[Finding],
-) -> dict[tuple[str, int], Offsets]:
-    """Of the phantoms' offsets, those at which there is a record, committed or not."""
-    spans = {(finding.topic, finding.partition): finding.spans for finding in phantoms}
-
-    planned = [ranges[tp] for tp in sorted(ranges)]
-
-    def record_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (int(number) for batch in batches for number in numbers(batch.column("id"))):
-            range_ = planned[number]
-            for offsets in offsets_of_phantoms(pipeline, range_, spans[range_.topic, range_.partition]):
-                count = len(offsets)
-                columns = [pa.repeat(range_.topic, count), pa.repeat(pa.scalar(range_.partition, pa.int32()), count)]
-                yield pa.RecordBatch.from_arrays([*columns, pa.array(offsets)], ["topic", "partition", "offset"])
-
-    tasks = task_per_range(session, len(planned))
-    records = tasks.mapInArrow(record_offsets, "topic string, partition int, offset long").toArrow().sort_by("offset")
-    actual: dict[tuple[str, int], Offsets] = dict.fromkeys(spans, NONE)
-    for topic, partition in spans:
-        in_partition = records.filter(
-            pc.and_(pc.equal(records["topic"], topic), pc.equal(records["partition"], partition))
-        )
-        actual[topic, partition] = in_partition["offset"].to_numpy()
-    return actual
+        shown = batch.drop_columns(["histories"]).take(pa.array(judged.shared[:SHARED_SHOWN])).to_pylist()
+        shared = SharedKeys(len(judged.shared), keys.as_texts(shown))
+        yield _pickled((judged.anomalies, shared))

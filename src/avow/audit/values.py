@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
@@ -111,7 +111,7 @@ def _only(rows: CodedRows, offsets: Offsets) -> CodedRows:
 def _codes(expected: pa.Array, actual: pa.Array) -> Codes:
     """Numbers for values, the same for the same value on both sides; a null is a value too."""
     if pa.types.is_nested(expected.type):  # Arrow cannot encode these; their text can be
-        expected, actual = (_texts(side, partial(_as_json, type_=side.type)) for side in (expected, actual))
+        expected, actual = (_texts(side.to_pylist(), partial(_as_json, type_=side.type)) for side in (expected, actual))
     encoded = pa.concat_arrays([expected, actual]).dictionary_encode(null_encoding="encode")
     codes: Codes = encoded.indices.to_numpy().astype(np.int64)
     return codes
@@ -133,30 +133,22 @@ def _pair(expected: pa.Array, actual: pa.Array, *, as_json: bool) -> tuple[pa.Ar
     expected, actual = (side.storage if isinstance(side, pa.ExtensionArray) else side for side in (expected, actual))
     if as_json:
         parsed = partial(_parsed, type_=expected.type)
-        return _texts(
-            expected, parsed if pa.types.is_string(expected.type) else partial(_as_json, type_=expected.type)
-        ), _texts(actual, parsed)
+        as_expected = parsed if pa.types.is_string(expected.type) else partial(_as_json, type_=expected.type)
+        return _texts(expected.to_pylist(), as_expected), _texts(actual.to_pylist(), parsed)
     if actual.type == expected.type:
         return expected, actual
     try:
         return expected, actual.cast(expected.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return _reprs(expected), _reprs_as(actual, expected.type)
+        # Value by value: those that fit the type as it shows them, the others as they are.
+        return _texts(expected.to_pylist(), repr), _texts((_fitting(value, expected.type) for value in actual), repr)
 
 
-def _reprs(array: pa.Array) -> pa.Array:
-    return pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
-
-
-def _reprs_as(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Value by value: those that fit the type as it shows them, the others as they are."""
-    texts = []
-    for value in array:
-        try:
-            texts.append(value.cast(type_).as_py())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            texts.append(_Other(value.as_py()))
-    return pa.array([None if text is None else repr(text) for text in texts], pa.string())
+def _fitting(value: pa.Scalar, type_: pa.DataType) -> Any:
+    try:
+        return value.cast(type_).as_py()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return _Other(value.as_py())
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +161,8 @@ class _Other:
 # JSON
 
 
-def _texts(array: pa.Array, read: Callable[[Any], str]) -> pa.Array:
-    return pa.array([None if value is None else read(value) for value in array.to_pylist()], pa.string())
+def _texts(values: Iterable[Any], read: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if value is None else read(value) for value in values], pa.string())
 
 
 _EXACT = Context(prec=5_000)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import psycopg
 
@@ -42,6 +42,7 @@ from avow.kafka.group import GroupMember
 from avow.kafka.log import Log, TopicPartition
 from avow.retry import backoff
 from avow.settings import Offsets, PipelineConfig, declared
+from avow.sinks.base import ClosingContext
 
 __all__ = ["Batch", "Consumer", "ConsumerTotals", "Record", "Transaction"]
 
@@ -64,7 +65,7 @@ class _Stopped(Exception):
     """``stop`` was called during the pause before a retry."""
 
 
-class Consumer:
+class Consumer(ClosingContext):
     """Reads topics as a member of a consumer group. Close it, or use it as a context manager.
 
     - ``guarantee``: exactly-once needs ``database``, a PostgreSQL URL, and stores positions there
@@ -124,12 +125,6 @@ class Consumer:
         self._units: Generator[Batch] | None = None  # what ``transaction`` takes from
         self._open: _Open | None = None
         self.totals = ConsumerTotals()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Commit what is handled, and leave the group."""
@@ -299,10 +294,10 @@ class Consumer:
             try:
                 handle()
                 return None
-            except _Broken:
-                raise
             except Exception as failed:  # noqa: BLE001 - whatever the handler raises
                 error = failed
+            if isinstance(error, psycopg.Error) and self.config.in_one_act and self._opened.postgres_offsets.broken:
+                raise error  # the connection broke while the handler used it: that is not the record's fault
             if pause is not None:
                 self._event(f"{record}: the handler failed ({deadletters.text_of(error)}); retrying in {pause:g} s")
                 if self.config.claims_first:
@@ -329,10 +324,10 @@ class Consumer:
                 except Superseded as error:
                     postgres.give_up(unit.tp)
                     self._opened.member.give_up([unit.tp], error)
-                except (psycopg.Error, SinkError, _Broken) as error:
+                except (psycopg.Error, SinkError) as error:
                     if isinstance(error, psycopg.Error) and not postgres.broken and not _passing(error):
                         raise SinkError(f"PostgreSQL: {first_line(error)}") from error
-                    postgres.failed(error.__cause__ if isinstance(error, _Broken) else error)  # type: ignore[arg-type]
+                    postgres.failed(error)
                     postgres.refresh()
 
     def _transact(self, unit: Batch, handler: TransactionHandler) -> None:
@@ -357,15 +352,10 @@ class Consumer:
 
     def _saved(self, handler: TransactionHandler, record: Record, tx: Transaction) -> None:
         """One try. What it wrote is undone if it fails, and the transaction goes on."""
-        try:
-            with tx.connection.transaction():
-                handler(record, tx)
-                # A deferred constraint that this record violates must fail here, and not at the commit.
-                tx.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        except psycopg.Error as error:
-            if tx.connection.closed:
-                raise _Broken from error  # that is not the record's fault
-            raise
+        with tx.connection.transaction():
+            handler(record, tx)
+            # A deferred constraint that this record violates must fail here, and not at the commit.
+            tx.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _counted(self, tx: Transaction) -> None:
         self.totals.handled += len(tx.records) - tx.dead
@@ -373,12 +363,13 @@ class Consumer:
         self._opened.offsets.due(unit_done=True)
 
 
-class _Broken(Exception):
-    """The connection broke while the handler used it."""
-
-
 class _Open:
     """What an open consumer holds."""
+
+    offsets: GroupOffsets | PostgresOffsets  # one of the next two, as the guarantee needs it
+    group_offsets: GroupOffsets
+    postgres_offsets: PostgresOffsets
+    dead_letters: deadletters.DeadLetterTopic  # if they are declared, and go into a topic
 
     def __init__(
         self,
@@ -393,10 +384,9 @@ class _Open:
         try:
             known = self._log.partitions()
             self._ends = self._log.stable_ends(known) if once else None
-            self.offsets: GroupOffsets | PostgresOffsets
             if config.in_one_act:
-                self.offsets = PostgresOffsets(pipeline, known, config, stop, event)
-                self.offsets.prepare()
+                self.offsets = self.postgres_offsets = PostgresOffsets(pipeline, known, config, stop, event)
+                self.postgres_offsets.prepare()
                 group = f"{group}.members"
             self.member = GroupMember(
                 Connection.of(pipeline.source, group, key="config"),
@@ -409,36 +399,23 @@ class _Open:
                 "is fixed.",
             )
             if not config.in_one_act:
-                self.offsets = GroupOffsets(pipeline.source, self._log, config, self.member, known, event)
-            # Before the first record: a topic that cannot be created is an error now, and not at the first failure.
-            wanted = config.dead_letters and not config.in_one_act
-            self._dead_letters = deadletters.DeadLetterTopic(pipeline, self._log.admin.connection) if wanted else None
+                self.offsets = self.group_offsets = GroupOffsets(
+                    pipeline.source, self._log, config, self.member, known, event
+                )
+                if config.dead_letters:
+                    # Before the first record: a topic that cannot be created is an error now, and not at the first
+                    # failure.
+                    self.dead_letters = deadletters.DeadLetterTopic(pipeline, self._log.admin.connection)
         except BaseException:
             self._log.close()
             raise
         self._closed = False
         self.member.subscribe(pipeline.source.topics)
 
-    @property
-    def dead_letters(self) -> deadletters.DeadLetterTopic:
-        assert self._dead_letters is not None
-        return self._dead_letters
-
-    @property
-    def group_offsets(self) -> GroupOffsets:
-        assert isinstance(self.offsets, GroupOffsets)
-        return self.offsets
-
-    @property
-    def postgres_offsets(self) -> PostgresOffsets:
-        assert isinstance(self.offsets, PostgresOffsets)
-        return self.offsets
-
     def rewind(self) -> None:
         """Read on behind what is passed."""
-        if self._closed:
-            return  # a loop that was left ends after its consumer
-        self.member.rewind(self.offsets.positions)
+        if not self._closed:  # a loop that was left ends after its consumer
+            self.member.rewind(self.offsets.positions)
 
     def drained(self) -> bool:
         """Whether all is done that was there at the start, by us or by those who share the partitions with us."""
@@ -446,8 +423,6 @@ class _Open:
         return ends is not None and self.member.drained(ends, self.offsets.positions, self.offsets.elsewhere)
 
     def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
         try:
             self.offsets.close()

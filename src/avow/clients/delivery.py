@@ -61,33 +61,20 @@ class ProducerTotals:
         return f"{self.sent:,} sent: {', '.join(parts)}"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Delivery:
     """The future of one send: its outcome is written here."""
 
-    __slots__ = (
-        *("_answered", "_wait_for", "arrived", "error", "idempotency_key"),
-        *("number", "outcome", "place", "tag", "topic"),
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        number: int,
-        tag: str,
-        wait_for: Callable[[Delivery, float | None], None],
-        *,
-        answered: bool,
-    ) -> None:
-        self._wait_for = wait_for
-        self._answered = answered  # whether anybody says that it arrived
-        self.topic = topic
-        self.number = number  # which send of its producer, from 0
-        self.tag = tag or f"send {number}"  # what the sender calls it
-        self.idempotency_key: str | None = None
-        self.arrived = False  # a broker has it; in a transaction that is not the end
-        self.outcome = Outcome.PENDING
-        self.place: LogPosition | None = None  # once it is known; never with fire-and-forget
-        self.error = ""  # why it is failed or unknown
+    topic: str
+    number: int  # which send of its producer, from 0
+    tag: str  # what the sender calls it
+    _wait_for: Callable[[Delivery, float | None], None]
+    _answered: bool  # whether anybody says that it arrived
+    idempotency_key: str | None = None
+    arrived: bool = False  # a broker has it; in a transaction that is not the end
+    outcome: Outcome = Outcome.PENDING
+    place: LogPosition | None = None  # once it is known; never with fire-and-forget
+    error: str = ""  # why it is failed or unknown
 
     def wait(self, timeout_s: float | None = None) -> LogPosition | None:
         """Wait for the end. Returns the record's position, or raises a ``SourceError``: failed, or outcome unknown.

@@ -67,8 +67,8 @@ class GroupOffsets:
         committed = self._log.committed_offsets(assigned)
         views = self._log.view(dict.fromkeys(assigned))
         fresh = {tp for tp in assigned if committed[tp] is None}
-        declared = self._log.declared_start(self._source.start, {tp for tp in fresh if tp in self._known})
-        declared |= self._log.declared_start("earliest", {tp for tp in fresh if tp not in self._known})
+        declared = self._log.declared_start(self._source.start, fresh & self._known)
+        declared |= self._log.declared_start("earliest", fresh - self._known)
         begin: dict[TopicPartition, int] = {}
         for tp in assigned:
             position = committed[tp]
@@ -168,13 +168,11 @@ class GroupOffsets:
         now = time.monotonic()
         self._refused_at = self._refused_at or now
         if now - self._refused_at > PATIENCE_S:
-            raise self._failure(error.str())
+            raise SourceError(
+                f"Kafka at {self._source.shown('brokers')} could not commit offsets to the consumer group: "
+                f"{error.str()}",
+                advice="Check the brokers and the Read right on the group. Records handled since the last commit will "
+                "be handled again.",
+            )
         self._event(f"the consumer group refused an offset commit: {error.str()}")
         return False
-
-    def _failure(self, reason: str) -> SourceError:
-        return SourceError(
-            f"Kafka at {self._source.shown('brokers')} could not commit offsets to the consumer group: {reason}",
-            advice="Check the brokers and the Read right on the group. Records handled since the last commit will be "
-            "handled again.",
-        )

@@ -20,7 +20,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,7 +69,7 @@ class Position:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has come to. ``jsonl`` are those of the file, blank ones too."""
+    """What an import has come to. Lines are those of the file, blank ones too."""
 
     lines_before: int = 0  # sent by earlier runs
     lines: int = 0  # the position
@@ -79,45 +79,34 @@ class Imported:
     stopped: bool = False  # before the file's end, because it was asked to
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """The lines of one transaction."""
 
-    messages: list[Message] = field(default_factory=list)
-    bad: int = 0
-    position: Position | None = None  # behind them; None: there was no line left
+    messages: list[Message]
+    bad: int
+    position: Position  # behind them
 
 
+@dataclass(eq=False, repr=False)
 class Import:
     """One file into one topic. ``name`` is who it is: another name is another import, and sends all again."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        topic: str,
-        path: Path,
-        form: MessageFormat,
-        *,
-        name: str,
-        skip_bad: bool = False,
-        lines_per_transaction: int = LINES_PER_TRANSACTION,
-        delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
-        progress: Callable[[Imported], None] = lambda _: None,
-        event: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._path = path
-        self._form = form
-        self._name = name
-        self._skip_bad = skip_bad
-        self._lines_max = lines_per_transaction
-        self._timeout_ms = delivery_timeout_ms
-        self._progress = progress
-        self._event = event
+    connection: Connection
+    topic: str
+    path: Path
+    form: MessageFormat
+    name: str
+    skip_bad: bool = False
+    lines_per_transaction: int = LINES_PER_TRANSACTION
+    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    progress: Callable[[Imported], None] = lambda _: None
+    event: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self.done = Imported()
         self._enough = False
         self._doubtful: _Part | None = None  # being committed: the position tells what became of it
-        self.done = Imported()
 
     def stop(self) -> None:
         """End after the transaction that is under way."""
@@ -125,9 +114,9 @@ class Import:
 
     def execute(self) -> Imported:
         """Send what has not been sent. What fails is tried again from the position, a few times."""
-        if not self._path.is_file():
+        if not self.path.is_file():
             raise ConfigError(
-                f"{self._path} is not a regular file, so it cannot be read again after a crash",
+                f"{self.path} is not a regular file, so it cannot be read again after a crash",
                 advice="exactly-once needs a regular file. For a stream, leave FILE out: standard input is sent with "
                 "durability idempotent.",
             )
@@ -142,29 +131,29 @@ class Import:
                 failures = 1 if self.done.lines > before else failures + 1
                 if failures >= ATTEMPTS_MAX or self._enough:
                     raise
-                self._event(f"{error}; retrying from the last committed line")
+                self.event(f"{error}; retrying from the last committed line")
                 time.sleep(min(0.5 * 2**failures, 10))
             finally:
                 first = False
 
     def _attempt(self, first: bool) -> None:
         producer = Producer(
-            self._connection.bootstrap_servers,
+            self.connection.bootstrap_servers,
             guarantee=Guarantee.EXACTLY_ONCE,
-            transactional_id=self._name,
-            delivery_timeout_ms=self._timeout_ms,
-            config=self._connection.config,
+            transactional_id=self.name,
+            delivery_timeout_ms=self.delivery_timeout_ms,
+            config=self.connection.config,
         )
         # Stable: an offset that an open transaction is about to change is waited for.
-        group = reader(self._connection, self._name, stable=True)
+        group = reader(self.connection, self.name, stable=True)
         try:
             position = self._position(group)
             if first:
                 self.done.lines_before = position.lines
                 if position.lines:
-                    self._event(f"{position.lines:,} lines were committed earlier; continuing after them")
+                    self.event(f"{position.lines:,} lines were committed earlier; continuing after them")
             if self._doubtful is not None and self._doubtful.position == position:
-                self._committed(self._doubtful, position)  # by an attempt of ours that did not hear of it
+                self._committed(self._doubtful)  # by an attempt of ours that did not hear of it
             self._reach(position)
             self._send_all(producer, group, position)
         finally:
@@ -172,68 +161,68 @@ class Import:
             group.close()
 
     def _send_all(self, producer: Producer, group: client.Consumer, position: Position) -> None:
-        with self._path.open("rb") as stream:
+        with self.path.open("rb") as stream:
             digest = self._digest(stream, position)
             lines = read(stream, Line(position.lines, b"", position.bytes))
             while not self._enough:
                 part, bad = self._part(lines, digest)
-                if part.position is not None:
+                if part is not None:
                     self._doubtful = part
                     with producer.transaction() as opened:
-                        self._send(producer, opened, group, part, part.position)
-                    self._committed(part, part.position)
+                        self._send(producer, opened, group, part)
+                    self._committed(part)
                 if bad is not None:
                     raise bad
-                if part.position is None:
+                if part is None:
                     return
         self.done.stopped = True
 
-    def _part(self, lines: Iterator[Line], digest: hashlib.blake2b) -> tuple[_Part, BadLine | None]:
-        """The lines of the next transaction; and, if a bad one ends them, that."""
-        part, size, last = _Part(), 0, None
+    def _part(self, lines: Iterator[Line], digest: hashlib.blake2b) -> tuple[_Part | None, BadLine | None]:
+        """The lines of the next transaction, None if none is left; and, if a bad one ends them, that."""
+        messages: list[Message] = []
+        skipped, size = 0, 0
+        last: Line | None = None
         bad: BadLine | None = None
         for line in lines:
             if not line.blank:
                 try:
-                    part.messages.append(self._form.message(line))
+                    messages.append(self.form.message(line))
                 except BadLine as error:
-                    if not self._skip_bad:
+                    if not self.skip_bad:
                         bad = error
                         break
-                    self._event(str(error))
-                    part.bad += 1
+                    self.event(str(error))
+                    skipped += 1
             digest.update(line.raw)
             size += len(line.raw)
             last = line
-            if len(part.messages) >= self._lines_max or size >= BYTES_PER_TRANSACTION:
+            if len(messages) >= self.lines_per_transaction or size >= BYTES_PER_TRANSACTION:
                 break
-        if last is not None:
-            part.position = Position(last.number, last.until, digest.hexdigest())
-        return part, bad
+        if last is None:
+            return None, bad
+        return _Part(messages, skipped, Position(last.number, last.until, digest.hexdigest())), bad
 
-    def _send(
-        self, producer: Producer, opened: ProducerTransaction, group: client.Consumer, part: _Part, position: Position
-    ) -> None:
+    def _send(self, producer: Producer, opened: ProducerTransaction, group: client.Consumer, part: _Part) -> None:
         for message in part.messages:
             producer.send(
-                self._topic,
+                self.topic,
                 message.line.value,
                 key=message.key,
                 idempotency_key=message.idempotency_key,
-                tag=f"{self._form.name}:{message.line.number}",
+                tag=f"{self.form.name}:{message.line.number}",
             )
-        reached = client.TopicPartition(self._topic, 0, position.lines, position.written())
+        reached = client.TopicPartition(self.topic, 0, part.position.lines, part.position.written())
         opened.send_offsets([reached], group.consumer_group_metadata())
 
-    def _committed(self, part: _Part, position: Position) -> None:
+    def _committed(self, part: _Part) -> None:
         self._doubtful = None
         self.done.acknowledged += len(part.messages)
         self.done.bad += part.bad
-        self._reach(position)
+        self._reach(part.position)
 
     def _reach(self, position: Position) -> None:
         self.done.lines, self.done.bytes = position.lines, position.bytes
-        self._progress(self.done)
+        self.progress(self.done)
 
     def _digest(self, stream: BinaryIO, position: Position) -> hashlib.blake2b:
         """Of what was sent, if it is still there; the stream stands behind it then."""
@@ -244,13 +233,13 @@ class Import:
             left -= len(chunk)
         if left or (position.bytes and digest.hexdigest() != position.digest):
             raise ConfigError(
-                f"{self._path} has changed: its first {position.lines:,} lines are not those that were sent. Nothing "
+                f"{self.path} has changed: its first {position.lines:,} lines are not those that were sent. Nothing "
                 "was sent now",
                 advice="Restore the old file, or import this one under another --name, which sends all of it.",
             )
         return digest
 
     def _position(self, group: client.Consumer) -> Position:
-        with translate_errors(self._connection, f"read the committed offset of group {self._name}"):
-            committed_ = committed(group, PATIENCE_S, [client.TopicPartition(self._topic, 0)])
-        return Position.read(committed_[0].offset, committed_[0].metadata, self._name) if committed_ else Position()
+        with translate_errors(self.connection, f"read the committed offset of group {self.name}"):
+            committed_ = committed(group, PATIENCE_S, [client.TopicPartition(self.topic, 0)])
+        return Position.read(committed_[0].offset, committed_[0].metadata, self.name) if committed_ else Position()

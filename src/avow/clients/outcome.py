@@ -126,10 +126,8 @@ def whole(state: PartitionState) -> bool:
 def judge(receipt: Receipt, guarantee: Guarantee, mode: Mode, known: ReceiptEvidence) -> Answer | Ask:
     """What can be said, or what must be asked first."""
     partition = known.held
-    if partition is not None and receipt.offset < partition.start:
-        return _before_start(receipt, partition)
-    if partition is None or partition.entry.position <= receipt.offset:
-        return _not_yet(receipt, known)
+    if partition is None or not partition.start <= receipt.offset < partition.entry.position:
+        return _not_passed(receipt, known)
     counts, claim, accounted = partition.entry.counts, known.claim, whole(partition)
     # An act that was not counted may have left dead letters, too: a crash came before the count.
     if known.lacks(Ask.DEAD_LETTER) and (counts.dead or not accounted):
@@ -158,20 +156,17 @@ def judge(receipt: Receipt, guarantee: Guarantee, mode: Mode, known: ReceiptEvid
     return _counted(receipt, word, mode, partition, claim)
 
 
-def _before_start(receipt: Receipt, partition: PartitionState) -> Answer:
-    return Answer(
-        receipt, State.BEFORE_START, f"the pipeline started after it, at offset {partition.start} of the partition"
-    )
-
-
-def _not_yet(receipt: Receipt, known: ReceiptEvidence) -> Answer:
-    tp = f"{receipt.topic}/{receipt.partition}"
+def _not_passed(receipt: Receipt, known: ReceiptEvidence) -> Answer:
+    """The position has not passed it, or began behind it."""
+    tp, partition = f"{receipt.topic}/{receipt.partition}", known.held
+    if partition is not None and receipt.offset < partition.start:
+        detail = f"the pipeline started after it, at offset {partition.start} of the partition"
+        return Answer(receipt, State.BEFORE_START, detail)
     if known.log is not None and receipt.offset >= known.log[1]:
-        detail = f"no such record: the log of {tp} ends at offset {known.log[1]}"
-        return Answer(receipt, State.UNKNOWN, detail)
-    if known.held is None:
+        return Answer(receipt, State.UNKNOWN, f"no such record: the log of {tp} ends at offset {known.log[1]}")
+    if partition is None:
         return Answer(receipt, State.NOT_YET, f"the pipeline has not started reading {tp}")
-    detail = f"the position of {tp} is {known.held.entry.position}"
+    detail = f"the position of {tp} is {partition.entry.position}"
     if known.log is not None and receipt.offset < known.log[0]:
         detail += f", and retention has deleted all records below {known.log[0]}: the pipeline can no longer read it"
     return Answer(receipt, State.NOT_YET, detail)
@@ -229,10 +224,8 @@ def judge_up_to(
 ) -> Answer | Ask:
     """The same of all records of a partition up to and including this one. ``dead``: how many of them are dead letters;
     None: not asked."""
-    if partition is not None and receipt.offset < partition.start:
-        return _before_start(receipt, partition)
-    if partition is None or partition.entry.position <= receipt.offset:
-        return _not_yet(receipt, ReceiptEvidence(partition))
+    if partition is None or not partition.start <= receipt.offset < partition.entry.position:
+        return _not_passed(receipt, ReceiptEvidence(partition))
     counts = partition.entry.counts
     if dead is None and (counts.dead or not whole(partition)):
         return Ask.DEAD_LETTER

@@ -10,58 +10,51 @@ Owns: these two rules. Must not know: Kafka, threads, the clock. Its neighbour i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from avow.errors import ProtocolViolation
 from avow.kafka.log import TopicPartition
-
-
-@dataclass(slots=True)
-class _Place:
-    position: int
-    confirmed: int  # the newest that the group has acknowledged; -1: none
 
 
 class Positions:
     """Of the partitions that are ours."""
 
     def __init__(self) -> None:
-        self._places: dict[TopicPartition, _Place] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._confirmed: dict[TopicPartition, int] = {}  # the newest that the group has acknowledged; -1: none
         self._sent: dict[TopicPartition, int] | None = None
 
     def __contains__(self, tp: TopicPartition) -> bool:
-        return tp in self._places
+        return tp in self._positions
 
     def __getitem__(self, tp: TopicPartition) -> int:
-        return self._places[tp].position
+        return self._positions[tp]
 
     def all(self) -> dict[TopicPartition, int]:
-        return {tp: state.position for tp, state in self._places.items()}
+        return dict(self._positions)
 
     def assign(self, tp: TopicPartition, position: int, *, confirmed: bool) -> None:
-        self._places[tp] = _Place(position, position if confirmed else -1)
+        self._positions[tp], self._confirmed[tp] = position, position if confirmed else -1
 
     def revoke(self, gone: Collection[TopicPartition]) -> None:
         for tp in gone:
-            self._places.pop(tp, None)
+            self._positions.pop(tp, None)
+            self._confirmed.pop(tp, None)
 
     def move(self, tp: TopicPartition, position: int) -> None:
         """Everything below is handled."""
-        state = self._places[tp]
-        if position < state.position:
-            raise ProtocolViolation(f"the position of {tp} would move back from {state.position} to {position}")
-        state.position = position
+        if position < self._positions[tp]:
+            raise ProtocolViolation(f"the position of {tp} would move back from {self._positions[tp]} to {position}")
+        self._positions[tp] = position
 
     def confirm(self, tp: TopicPartition, position: int) -> None:
-        state = self._places.get(tp)
-        if state is not None and position <= state.position:
-            state.confirmed = max(state.confirmed, position)
+        if position <= self._positions.get(tp, -1):
+            self._confirmed[tp] = max(self._confirmed[tp], position)
 
     # Commits
 
     @property
     def unconfirmed(self) -> dict[TopicPartition, int]:
-        return {tp: state.position for tp, state in self._places.items() if state.position > state.confirmed}
+        return {tp: position for tp, position in self._positions.items() if position > self._confirmed[tp]}
 
     def send(self) -> dict[TopicPartition, int]:
         """What to commit now, without waiting for it; nothing while another commit is on its way."""

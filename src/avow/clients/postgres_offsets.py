@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import psycopg
@@ -35,7 +35,7 @@ from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, So
 from avow.kafka.log import TopicPartition, fingerprint
 from avow.ledger import Counts, Entry, OffsetRange
 from avow.settings import PipelineConfig
-from avow.sinks.base import DeadLetter, LedgerUpdate, headers_text
+from avow.sinks.base import DEAD_LETTER_COLUMNS, DeadLetter, LedgerUpdate, dead_letter_values
 from avow.sinks.postgres import driver, session
 from avow.sinks.postgres.config import PostgresConfig
 
@@ -56,27 +56,20 @@ class _Queries:
         return self._connection.execute(session.interpolate(sql, values)).rowcount
 
 
+@dataclass(eq=False, repr=False)
 class Transaction:
     """One transaction over records of one partition. It commits the handler's writes and the position, or neither."""
 
-    def __init__(
-        self,
-        pipeline: str,
-        run: int,
-        number: int,
-        connection: psycopg.Connection[Any],
-        entry: Entry,
-        todo: OffsetRange,
-        records: Sequence[Record],
-    ) -> None:
-        self.connection = connection  # write through this one, and neither commit nor roll it back
-        self.records = records  # what is to be handled: nothing of it has been before
-        self._pipeline = pipeline
-        self._run = run
-        self._number = number
-        self._entry = entry
-        self._todo = todo
-        self._record: Record | None = records[0] if len(records) == 1 else None
+    _pipeline: str
+    _run: int
+    _number: int
+    connection: psycopg.Connection[Any]  # write through this one, and neither commit nor roll it back
+    _entry: Entry
+    _todo: OffsetRange
+    records: Sequence[Record]  # what is to be handled: nothing of it has been before
+
+    def __post_init__(self) -> None:
+        self._record: Record | None = self.records[0] if len(self.records) == 1 else None
         self._repeats: set[int] = set()
         self._dead_letters: set[int] = set()
 
@@ -113,20 +106,12 @@ class Transaction:
     def add_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Keep a record that could not be handled."""
         self._dead_letters.add(dead_letter.offset)
+        row = dead_letter_values(dead_letter)
+        row["detail"] = session.storable(dead_letter.detail, self.connection)
         self.connection.execute(
             'INSERT INTO avow.dead_letters (pipeline, topic, partition, "offset", timestamp_ms, key, value, headers,'
             " reason, detail, run) VALUES (%s, %s, %s, %s, %s, %s, %s, %s::json, %s, %s, %s) ON CONFLICT DO NOTHING",
-            (
-                *(
-                    self._pipeline,
-                    dead_letter.topic,
-                    dead_letter.partition,
-                    dead_letter.offset,
-                    dead_letter.timestamp_ms,
-                ),
-                *(dead_letter.key, dead_letter.value, headers_text(dead_letter.headers)),
-                *(dead_letter.reason, session.storable(dead_letter.detail, self.connection), self._run),
-            ),
+            (self._pipeline, *(row[column] for column in DEAD_LETTER_COLUMNS), self._run),
         )
 
     def end_at(self, offset: int) -> None:
@@ -203,9 +188,9 @@ class PostgresOffsets:
         self._failures = 0  # of the database, since it last did something for us
 
     def prepare(self) -> None:
-        prepared = self._driver.sink
-        prepared.prepare()
-        self._begun = {entry.topic_id for entry in prepared.entries().values()}
+        sink = self._driver.sink
+        sink.prepare()
+        self._begun = {entry.topic_id for entry in sink.entries().values()}
 
     def close(self) -> None:
         self._publish()
@@ -281,8 +266,7 @@ class PostgresOffsets:
             return False
         ids = {tp.topic: topic_id for tp, topic_id in tps.items()}
         for tp, position in positions.items():
-            claim = f"{tp} was claimed up to offset {position}"
-            ledger.check_topic(claim, self._ids[tp], ids[tp.topic])
+            ledger.check_topic(f"{tp} was claimed up to offset {position}", self._ids[tp], ids[tp.topic])
         return True
 
     # Transactions

@@ -32,6 +32,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -59,13 +60,13 @@ WAIT_S = 0.02  # of threads that wait, one may have been given the end of anothe
 _CLOSED = "close was called"
 
 
+@dataclass(eq=False, repr=False)
 class ProducerTransaction:
     """Sends that become visible together."""
 
-    def __init__(self, producer: client.Producer, connection: Connection) -> None:
-        self._client = producer
-        self._connection = connection
-        self.deliveries: list[Delivery] = []
+    _client: client.Producer
+    _connection: Connection
+    deliveries: list[Delivery] = field(default_factory=list)
 
     def send_offsets(self, offsets: Sequence[client.TopicPartition], group: Any) -> None:
         """Commit these offsets of a consumer group with it. ``group`` is its ``consumer_group_metadata()``."""
@@ -113,7 +114,8 @@ class Producer:
         self._on_failure = on_failure
         self._timeout_s = delivery_timeout_ms / 1000
         self._lock = threading.Lock()
-        self._ended = dict.fromkeys((Outcome.ACKNOWLEDGED, Outcome.FAILED, Outcome.UNKNOWN), 0)
+        ended = (Outcome.ACKNOWLEDGED, Outcome.FAILED, Outcome.UNKNOWN)
+        self._ended: dict[str, int] = dict.fromkeys(ended, 0)
         self._sent = 0
         self._pending: set[Delivery] = set()
         self._first_bad: Delivery | None = None
@@ -169,10 +171,10 @@ class Producer:
         if idempotency_key is None and self._make_key is not None and data is not None:
             idempotency_key = self._make_key(data)
         with self._lock:
-            delivery = Delivery(topic, self._sent, tag, self._wait_for, answered=self.choice.answered)
+            tag = tag or f"send {self._sent}"
+            delivery = Delivery(topic, self._sent, tag, self._wait_for, self.choice.answered, idempotency_key)
             self._sent += 1
             self._pending.add(delivery)
-        delivery.idempotency_key = idempotency_key
         if self._transaction is not None:
             self._transaction.deliveries.append(delivery)
         target = {} if partition is None else {"partition": partition}
@@ -225,14 +227,7 @@ class Producer:
     @property
     def totals(self) -> ProducerTotals:
         with self._lock:
-            ended = self._ended
-            return ProducerTotals(
-                self._sent,
-                ended[Outcome.ACKNOWLEDGED],
-                ended[Outcome.FAILED],
-                ended[Outcome.UNKNOWN],
-                len(self._pending),
-            )
+            return ProducerTotals(sent=self._sent, pending=len(self._pending), **self._ended)
 
     # Ends
 
@@ -247,13 +242,14 @@ class Producer:
                     self._end(delivery, outcome_of(error), delivery.error)
                 return
             delivery.arrived = True
-            partition, offset = message.partition(), message.offset()
-            # A broker that recognised a second copy may not say where the first one is.
-            if self.choice.answered and partition is not None and offset is not None and offset >= 0:
-                delivery.place = LogPosition(delivery.topic, partition, offset)
             if not self.choice.answered:
                 self._end(delivery, Outcome.UNKNOWN, "it was sent; with acks=0 there is no acknowledgement")
-            elif not in_transaction:
+                return
+            partition, offset = message.partition(), message.offset()
+            # A broker that recognised a second copy may not say where the first one is.
+            if partition is not None and offset is not None and offset >= 0:
+                delivery.place = LogPosition(delivery.topic, partition, offset)
+            if not in_transaction:
                 self._end(delivery, Outcome.ACKNOWLEDGED)
 
         return on_delivery

@@ -18,13 +18,13 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import confluent_kafka as client
 
@@ -37,7 +37,15 @@ from avow.ledger import OffsetRange
 from avow.plan import load_checked
 from avow.retry import backoff
 from avow.settings import PipelineConfig
-from avow.sinks.base import Claimed, DeadLetter, DeadLetterReader, DriverSink, PartitionState, Selection
+from avow.sinks.base import (
+    Claimed,
+    ClosingContext,
+    DeadLetter,
+    DeadLetterReader,
+    DriverSink,
+    PartitionState,
+    Selection,
+)
 
 __all__ = ["Answer", "Receipt", "Receipts", "State"]
 
@@ -67,7 +75,7 @@ class Placed(Protocol):
     def offset(self) -> int: ...
 
 
-class Receipts:
+class Receipts(ClosingContext):
     """What became of records, for one pipeline. Threads may share it. Close it, or use it as a context manager."""
 
     def __init__(self, pipeline: PipelineConfig | Path | str) -> None:
@@ -79,12 +87,6 @@ class Receipts:
         self._log: Log | None = None
         self._ids: dict[TopicPartition, str] = {}
         self._ids_at = self._no_answer_at = float("-inf")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._lock:
@@ -137,7 +139,7 @@ class Receipts:
         """Until all records of these partitions, up to the highest of these, are settled: an answer for each partition.
         All that somebody sent so far is all up to the last receipt of each partition. ``since``: dead letters below
         these offsets are not counted."""
-        highest = {TopicPartition(receipt.topic, receipt.partition): receipt for receipt in sorted(receipts)}
+        highest = {_tp(receipt): receipt for receipt in sorted(receipts)}
         return self._waited(list(highest.values()), partial(self._judged_up_to, since=since), timeout_s, watch)
 
     def positions(self) -> dict[TopicPartition, int]:
@@ -147,7 +149,6 @@ class Receipts:
 
     def newest(self) -> list[Receipt]:
         """The last offset of each partition below which all is committed: up to these is everything there is now."""
-
         by = time.monotonic() + ASK_S
         tps = self._query_log(Log.partitions, by)
         ends = self._query_log(lambda log: log.stable_ends(tps), by)
@@ -220,7 +221,7 @@ class Receipts:
         answers |= self._recreated([receipt for receipt in wanted if receipt not in answers], ledger, asked_at, by)
         known = {receipt: ReceiptEvidence(ledger.get(_tp(receipt))) for receipt in wanted if receipt not in answers}
         if doubt:
-            behind = [receipt for receipt in known if _is_behind(receipt, known[receipt].held)]
+            behind = [r for r, facts in known.items() if facts.held is None or facts.held.entry.position <= r.offset]
             known |= {receipt: replace(known[receipt], log=log) for receipt, log in self._logs(behind, by).items()}
         while len(answers) < len(set(wanted)):
             asks: dict[Ask, list[Receipt]] = defaultdict(list)
@@ -274,11 +275,9 @@ class Receipts:
         source = self._pipeline.source
         pattern = source.topics_pattern
         read_by_us = receipt.topic in source.topics if pattern is None else re.fullmatch(pattern, receipt.topic)
-        return (
-            None
-            if read_by_us
-            else Answer(receipt, State.UNKNOWN, f"topic {receipt.topic} is not read by this pipeline")
-        )
+        if read_by_us:
+            return None
+        return Answer(receipt, State.UNKNOWN, f"topic {receipt.topic} is not read by this pipeline")
 
     def _recreated(
         self, wanted: Sequence[Receipt], ledger: Mapping[TopicPartition, PartitionState], since: float, by: float
@@ -324,7 +323,7 @@ class Receipts:
             return {}
         with suppress(SourceError, ConfigError):
             view = self._query_log(Log.cluster, by)  # and not of the declared topics, one of which may be gone
-            existing = {TopicPartition(receipt.topic, receipt.partition) for receipt in view.partitions}
+            existing = {TopicPartition(partition.topic, partition.partition) for partition in view.partitions}
             tps = {_tp(receipt) for receipt in wanted} & existing
             offsets = self._query_log(lambda log: log.offsets(tps), by)
             return {receipt: offsets.get(_tp(receipt), (0, 0)) for receipt in wanted}
@@ -333,7 +332,10 @@ class Receipts:
     def _found(self, ask: Ask, wanted: Sequence[Receipt], by: float) -> dict[Receipt, Any]:
         """What is asked, for as many as there is an answer."""
         facts: dict[Receipt, Any] = {}
-        for tp, receipts in _by_partition(wanted).items():
+        by_partition: dict[TopicPartition, list[Receipt]] = defaultdict(list)
+        for receipt in wanted:
+            by_partition[_tp(receipt)].append(receipt)
+        for tp, receipts in by_partition.items():
             offsets = {receipt.offset for receipt in receipts}
             by_offset: Mapping[int, Any]
             match ask:
@@ -369,7 +371,8 @@ class Receipts:
         left = sorted(offset for offset in offsets if offset >= earliest)
         seen: set[int] = set()
         if left:
-            with _reading(self._pipeline, max(ASK_MIN_S, by - time.monotonic())) as reader:
+            silence_s = max(ASK_MIN_S, by - time.monotonic())
+            with closing(Reader(self._pipeline.source, self._pipeline.name, silence_s=silence_s)) as reader:
                 for span in _spans(tp, left):
                     for batch in reader.read(span):
                         seen.update(batch.column("offset").to_pylist())
@@ -386,12 +389,11 @@ class Receipts:
         return self._dead_letters
 
     def _close_clients(self) -> None:
-        store, dead_letters = self._store, self._dead_letters
+        opened = (self._store, self._dead_letters)
         self._store = self._dead_letters = None
-        if store is not None:
-            store.close()
-        if dead_letters is not None:
-            dead_letters.__exit__(None, None, None)
+        for part in opened:
+            if part is not None:
+                part.close()
 
     def _close_log(self) -> None:
         log, self._log = self._log, None
@@ -399,29 +401,8 @@ class Receipts:
             log.close()
 
 
-@contextmanager
-def _reading(pipeline: PipelineConfig, silence_s: float) -> Iterator[Reader]:
-    reader = Reader(pipeline.source, pipeline.name, silence_s=silence_s)
-    try:
-        yield reader
-    finally:
-        reader.close()
-
-
 def _tp(receipt: Receipt) -> TopicPartition:
     return TopicPartition(receipt.topic, receipt.partition)
-
-
-def _is_behind(receipt: Receipt, partition: PartitionState | None) -> bool:
-    """Whether it lies where the position has not come."""
-    return partition is None or partition.entry.position <= receipt.offset
-
-
-def _by_partition(wanted: Iterable[Receipt]) -> dict[TopicPartition, list[Receipt]]:
-    by_partition: dict[TopicPartition, list[Receipt]] = defaultdict(list)
-    for receipt in wanted:
-        by_partition[_tp(receipt)].append(receipt)
-    return by_partition
 
 
 def _spans(tp: TopicPartition, offsets: Sequence[int]) -> Iterator[OffsetRange]:

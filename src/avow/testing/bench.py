@@ -195,8 +195,8 @@ class Runner(AbstractContextManager["Runner"]):
     ) -> tuple[BatchWork, list[object]]:
         """The tasks of a batch: all of it where tasks act, or what the driver still has to commit. ``starts``: the
         first offset of each partition's records, where that is not its position."""
-        at = {partition: (starts or {}).get(partition, -1) for partition in records}
-        at = {partition: self.position(partition) if start < 0 else start for partition, start in at.items()}
+        starts, keys = starts or {}, keys or {}
+        at = {p: starts[p] if p in starts else self.position(p) for p in records}
         ranges = {
             TopicPartition(TOPIC, p): OffsetRange(TOPIC, p, at[p], at[p] + len(values)) for p, values in records.items()
         }
@@ -204,7 +204,7 @@ class Runner(AbstractContextManager["Runner"]):
         work = BatchWork(self.pipeline, self.number, self.batches, ranges, context, hooks=self.hooks)
         self.batches += 1
         made = {
-            one: batch(values, one.partition, one.start, (keys or {}).get(one.partition, [None] * len(values)))
+            one: batch(values, one.partition, one.start, keys.get(one.partition, [None] * len(values)))
             for one, values in zip(ranges.values(), records.values(), strict=True)
         }
         if self.joined:
