@@ -26,8 +26,11 @@ from tests.fix_pipeline import Scenario, payment
 from avow import Producer
 from avow.cli import main
 from avow.clients.delivery import Delivery, LogPosition, Outcome
+from avow.clients.imports import Import
+from avow.clients.jsonl import MessageFormat
 from avow.errors import SourceError, Superseded
 from avow.kafka import metadata
+from avow.kafka.connect import Connection
 from avow.kafka.headers import CHECKSUM, KEY, SEQUENCE, checksum
 from avow.local.broker import Doors
 from avow.local.cluster import Cluster, PortPicker
@@ -305,6 +308,20 @@ def test_a_corrupted_value_is_found_by_its_checksum_through_a_pipeline(scenario:
 
 
 # The command.
+
+
+def test_a_stop_while_the_last_transaction_is_committed_stops_nothing(
+    cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, lines = make_topic(), tmp_path / "lines.jsonl"
+    lines.write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+    connection = Connection(cluster.bootstrap)
+    sending = Import(connection, topic, lines, MessageFormat("lines"), uuid4().hex, lines_per_transaction=2)
+    sending.progress = lambda done: sending.stop() if done.lines == 3 else None
+    assert (sending.execute().lines, sending.done.stopped) == (3, False)
+    again = Import(connection, topic, lines, MessageFormat("lines"), uuid4().hex, lines_per_transaction=2)
+    again.progress = lambda done: again.stop() if done.lines == 2 else None
+    assert (again.execute().lines, again.done.stopped) == (2, True)
 
 
 def test_a_file_is_imported_once_over_kills_and_refused_when_it_has_changed(

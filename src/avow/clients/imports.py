@@ -106,6 +106,7 @@ class Import:
     def __post_init__(self) -> None:
         self.done = Imported()
         self._enough = False
+        self._begun = False
         self._doubtful: _Part | None = None  # being committed: the position tells what became of it
 
     def stop(self) -> None:
@@ -121,11 +122,10 @@ class Import:
                 "durability idempotent.",
             )
         failures = 0
-        first = True
         while True:
             before = self.done.lines
             try:
-                self._attempt(first)
+                self._attempt()
                 return self.done
             except SourceError as error:
                 failures = 1 if self.done.lines > before else failures + 1
@@ -133,10 +133,8 @@ class Import:
                     raise
                 self.event(f"{error}; retrying from the last committed line")
                 time.sleep(min(0.5 * 2**failures, 10))
-            finally:
-                first = False
 
-    def _attempt(self, first: bool) -> None:
+    def _attempt(self) -> None:
         producer = Producer(
             self.connection.bootstrap_servers,
             guarantee=Guarantee.EXACTLY_ONCE,
@@ -148,7 +146,8 @@ class Import:
         group = reader(self.connection, self.name, stable=True)
         try:
             position = self._position(group)
-            if first:
+            if not self._begun:  # else what is committed may be an earlier attempt's
+                self._begun = True
                 self.done.lines_before = position.lines
                 if position.lines:
                     self.event(f"{position.lines:,} lines were committed earlier; continuing after them")
@@ -164,8 +163,11 @@ class Import:
         with self.path.open("rb") as stream:
             digest = self._digest(stream, position)
             lines = read(stream, Line(position.lines, b"", position.bytes))
-            while not self._enough:
+            while True:
                 part, bad = self._part(lines, digest)
+                if part is not None and self._enough:
+                    self.done.stopped = True
+                    return
                 if part is not None:
                     self._doubtful = part
                     with producer.transaction() as opened:
@@ -175,7 +177,6 @@ class Import:
                     raise bad
                 if part is None:
                     return
-        self.done.stopped = True
 
     def _part(self, lines: Iterator[Line], digest: hashlib.blake2b) -> tuple[_Part | None, BadLine | None]:
         """The lines of the next transaction, None if none is left; and, if a bad one ends them, that."""

@@ -344,7 +344,7 @@ class Producer:
                     raise self._failure(self._unusable or why) from None
                 if not cause.retriable() or time.monotonic() > deadline:
                     self._note_fencing(cause)
-                    self._give_up(opened, f"the outcome of the commit is unknown: {self._words(cause)}")
+                    self._give_up(opened, self._words(cause))
                     raise self._failure(self._unusable) from None
         for delivery in opened.deliveries:
             self._end(delivery, Outcome.ACKNOWLEDGED)

@@ -366,8 +366,8 @@ class Receipts(ClosingContext):
 
     def _records_at(self, tp: TopicPartition, offsets: Collection[int], by: float) -> dict[int, bool]:
         """Whether there is a committed record; no item below the log's beginning."""
-        exists = tp in self._query_log(Log.partitions, by)
-        earliest = self._query_log(lambda log: log.offsets([tp])[tp][0], by) if exists else max(offsets) + 1
+        offsets_of = self._query_log(lambda log: log.offsets([tp], skip_deleted=True), by)
+        earliest = offsets_of[tp][0] if tp in offsets_of else max(offsets) + 1
         left = sorted(offset for offset in offsets if offset >= earliest)
         seen: set[int] = set()
         if left:
