@@ -15,7 +15,7 @@ import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from avow import sinks
@@ -324,10 +324,7 @@ def _partition_sample(
         end=max(end, stable),
         position=entry.position if entry else None,
         lag=lag,
-        read=counts.read,
-        written=counts.written,
-        dead=counts.dead,
-        skipped=counts.skipped,
+        **asdict(counts),
     )
 
 
