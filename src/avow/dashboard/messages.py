@@ -264,16 +264,9 @@ class TailParams(Params):
     onwards: Annotated[Cursor, Field(description="a cursor: start with the records after it")] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TailAnswer:
-    topic: str
-    partition: int | None
-    q: str
-
-
-def tail_page(_: AppState, params: TailParams) -> TailAnswer:
+def tail_page(_: AppState, params: TailParams) -> TailParams:
     """Where the live part of a topic is: the stream itself is ``/live/topics/TOPIC/tail``."""
-    return TailAnswer(params.topic, params.partition, params.q)
+    return params
 
 
 def tail(state: AppState, params: TailParams, stopped: Callable[[], bool]) -> Iterator[tuple[list[MessageRow], str]]:
