@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -294,10 +295,8 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         return
     family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
     for process in family:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     child.wait()
 
 

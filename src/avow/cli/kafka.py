@@ -162,13 +162,8 @@ def topics(names: tuple[str, ...], internal: bool, selection: ClusterSelection, 
 
 
 def _described(topic: TopicView) -> dict[str, Any]:
-    return {
-        **asdict(topic),
-        "bytes": topic.bytes,
-        "offsets": topic.offsets,
-        "under_replicated": topic.under_replicated,
-        "under_min_in_sync": topic.under_min_in_sync,
-    }
+    computed = ("bytes", "offsets", "under_replicated", "under_min_in_sync")
+    return {**asdict(topic), **{name: getattr(topic, name) for name in computed}}
 
 
 def _listed(name: str, parts: list[Partition], least: int | None, disks: dict[int, Disk] | None) -> dict[str, Any]:

@@ -185,7 +185,8 @@ def topics(state: AppState, params: TopicsParams) -> TopicsAnswer:
     with state.log() as log:
         everything = kafka_topics.names(log, internal=True)
         wanted = {name: parts for name, parts in everything.items() if params.internal or not name.startswith("__")}
-        matches = sorted((name for name in wanted if params.q.lower() in name.lower()), key=_by_name)
+        found = (name for name in wanted if params.q.lower() in name.lower())
+        matches = sorted(found, key=lambda name: (name.startswith("__"), name.lower()))
         names, pages = _page(matches, params.page, SHOWN_MAX)
         tps = [TopicPartition(p.topic, p.partition) for name in names for p in wanted[name] if p.leader >= 0]
         affordable = len(tps) <= OFFSETS_MAX
@@ -216,10 +217,6 @@ def topics(state: AppState, params: TopicsParams) -> TopicsAnswer:
         for name in names
     )
     return TopicsAnswer(rows, len(matches), params.page, pages, len(everything) - len(wanted))
-
-
-def _by_name(name: str) -> tuple[bool, str]:
-    return name.startswith("__"), name.lower()
 
 
 class TopicParams(Params):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -54,10 +53,7 @@ class FormattedValue:
 
 def visible(text: str, keep: str = "") -> str:
     """Control codes and direction marks are shown, not obeyed. ``keep``: those that may stay."""
-    return "".join(
-        c if c in keep or (c.isprintable() and unicodedata.category(c) != "Cf") else c.encode("unicode_escape").decode()
-        for c in text
-    )
+    return "".join(c if c in keep or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def format_value(value: bytes | None, *, whole: bool = False, size: int | None = None) -> FormattedValue | None:
