@@ -209,9 +209,8 @@ def _summary(consumer: Consumer, as_json: bool, console: Console) -> None:
     totals = consumer.totals
     if as_json:
         summary = {"handled": totals.handled, "dead_letters": totals.dead, "retried": totals.retried}
-        print(
-            json.dumps(summary), file=sys.stderr, flush=True
-        )  # records, or a handler's own lines, are on the other one
+        # Standard output has the records, or a handler's own lines.
+        print(json.dumps(summary), file=sys.stderr, flush=True)
         return
     console.print(
         f"handled {totals.handled:,} · dead letters {totals.dead:,} · retries {totals.retried:,}", soft_wrap=True

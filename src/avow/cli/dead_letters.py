@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,9 +18,6 @@ from avow.cli import file_argument, hooks_of_caller, json_option, print_json
 from avow.errors import ConfigError
 from avow.pipeline import Pipeline
 from avow.sinks.base import DeadLetter
-
-if TYPE_CHECKING:  # it brings Arrow and Kafka's client
-    from avow.engines.redrive import Redriven
 
 SHOWN_CHARS = 60
 HEX_BYTES = 512
@@ -134,14 +131,15 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **which: Any) -> None:
     if dry_run:
         click.echo(json.dumps({"meant": selected}) if as_json else f"{selected:,} dead letters match")
         return
-    with console.status(f"redriving {selected:,} dead letters") as status:
-
-        def show_progress(so_far: Redriven) -> None:
-            status.update(
-                f"redriving {selected:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
-            )
-
-        done = dead_letters.redrive(on_progress=show_progress, hooks=hooks_of_caller(), **which)
+    doing = f"redriving {selected:,} dead letters"
+    with console.status(doing) as status:
+        done = dead_letters.redrive(
+            on_progress=lambda so_far: status.update(
+                f"{doing}: {so_far.written:,} written, {so_far.still_dead:,} still bad"
+            ),
+            hooks=hooks_of_caller(),
+            **which,
+        )
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:

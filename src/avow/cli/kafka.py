@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # it brings Kafka's client, which a bad option need not wait 
     from avow.kafka.metadata import Partition
     from avow.kafka.topics import TopicView
 
-
 settings_option = click.option(
     "--kafka", "settings", multiple=True, metavar="NAME=VALUE", help="A client setting; may be repeated."
 )
@@ -101,9 +100,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return command(selection=ClusterSelection(brokers, pipeline, folder, settings), **others)
 
-    for option in (folder_option, pipeline_option, brokers_option, settings_option):
-        select = option(select)
-    return select
+    return settings_option(brokers_option(pipeline_option(folder_option(select))))
 
 
 def _number(count: int | None) -> str:

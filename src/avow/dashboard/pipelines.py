@@ -138,11 +138,8 @@ def _state(watched: WatchedPipeline) -> str:
         return "moving"
     if not sample.lag:
         return "drained"
-    return (
-        "stalled"
-        if watched.waiting_since is not None and time.time() - watched.waiting_since >= STALLED_S
-        else "behind"
-    )
+    stalled = watched.waiting_since is not None and time.time() - watched.waiting_since >= STALLED_S
+    return "stalled" if stalled else "behind"
 
 
 def _topics(pipeline: PipelineConfig) -> str:

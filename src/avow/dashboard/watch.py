@@ -242,12 +242,8 @@ class Watch:
         watched.waiting_since = (watched.waiting_since or sample.at) if sample.lag else None
         watched.reads = frozenset(partition.topic for partition in sample.partitions) or watched.reads
         counts = sample.counts
-        watched.points.append(
-            Point(
-                *(sample.at, counts.read, counts.written, counts.dead, sample.lag),
-                sample.lag_seconds if sample.lag else 0.0,
-            )
-        )
+        lag_seconds = sample.lag_seconds if sample.lag else 0.0
+        watched.points.append(Point(sample.at, counts.read, counts.written, counts.dead, sample.lag, lag_seconds))
 
     def _sample(self, watched: WatchedPipeline, pipeline: PipelineConfig, at: float) -> Sample:
         with sinks.driver_sink(pipeline) as ledger:
