@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -14,6 +16,7 @@ from rich.console import Console
 from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.errors import AvowError
 from avow.extras import missing
+from avow.guarantee import Guarantee
 
 LOGGER = logging.getLogger("avow.cli")
 
@@ -110,6 +113,10 @@ def verbose_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+GUARANTEES = click.Choice([str(word) for word in Guarantee])
+PIPELINE_FILE = click.Path(dir_okay=False, path_type=Path)
+file_argument = click.argument("file", type=PIPELINE_FILE)
+json_option = click.option("--json", "as_json", is_flag=True, help="For machines.")
 native_option = click.option(
     "--native/--no-native",
     default=None,
@@ -122,16 +129,24 @@ def hooks_of_caller() -> Hooks:
     return click.get_current_context().find_object(Hooks) or NO_HOOKS
 
 
+def print_json(document: object) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+def printable(text: str) -> str:
+    """Without control codes: names and errors come from users, brokers and records."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
 def plain(text: str) -> str:
     """Safe to print: no rich markup, no control codes."""
-    safe = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
-    return safe.replace("[", r"\[")
+    return printable(text).replace("[", r"\[")
 
 
 @click.group(
     cls=Avow,
     epilog=EXIT_CODES,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(package_name="avow", message="%(prog)s %(version)s")
 def main() -> None:

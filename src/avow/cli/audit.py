@@ -5,12 +5,11 @@ Owns: the report's looks. Must not know: how anything is judged; ``avow.audit`` 
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli import native_option, plain, verbose_option
+from avow.cli import file_argument, native_option, plain, print_json, printable, verbose_option
 from avow.errors import ConfigError
 from avow.findings import SPANS_MAX, Finding, permits
 from avow.pipeline import Pipeline
@@ -27,24 +26,21 @@ from avow.pipeline import Pipeline
 if TYPE_CHECKING:  # they bring Arrow with them, which a bad file need not wait for
     from avow.audit.compare import Tally
     from avow.audit.report import AuditReport
+    from avow.ledger import Counts
 
 COLOURS = {"held": "bold green", "broken": "bold red", "unknown": "bold yellow"}
 SHOWN = 10
 SAY_EVERY_S = 10.0
-HERE, NOWHERE = Path(".avow"), Path("-")  # of --out
+HERE, NOWHERE = Path(".avow"), Path("-")  # of --out; the first is the dashboard's default folder
 
 
 @click.command(
     epilog="Exit codes: 0 held · 1 broken · 2 unknown: nothing could be audited or decided, or the file was refused"
 )
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.option(
-    "--max-shown",
-    type=click.IntRange(min=0),
-    default=SHOWN,
-    show_default=True,
-    help="The most offset ranges to show of each anomaly.",
+    "--max-shown", type=click.IntRange(min=0), default=SHOWN, help="The most offset ranges to show of each anomaly."
 )
 @click.option(
     "--out",
@@ -67,44 +63,27 @@ def audit(file: Path, as_json: bool, max_shown: int, out: Path | None, native: b
 
     with _status() as notify:
         report = pipeline.audit(on_progress=notify)
-    if out is None:
-        _keep_here(report)
-    elif out == NOWHERE:
-        out = None
-    if out is not None:
+    if out != NOWHERE:
         try:
-            keep(report, out)
+            keep(report, out or HERE)
         except OSError as error:
-            raise ConfigError(f"--out {out}: the report cannot be written: {error.strerror}") from error
+            if out is not None:  # the default folder may be read-only: an audit works without it
+                raise ConfigError(f"--out {out}: the report cannot be written: {error.strerror}") from error
     if as_json:
-        click.echo(json.dumps(report.as_json(max_shown), indent=2))
+        print_json(report.as_json(max_shown))
     else:
         show(Console(highlight=False), report, max_shown)
     raise SystemExit(EXIT_CODES[report.verdict])
-
-
-def _keep_here(report: AuditReport) -> None:
-    """The dashboard's default folder. An audit works without a writable folder."""
-    from avow.audit.archive import keep
-
-    with suppress(OSError):
-        keep(report, HERE)
 
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
     """Says what is being done: to a person on one changing line, to a log every ten seconds."""
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        with _lines() as notify:
-            yield notify
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda text: status.update(plain(text))
         return
-    with console.status("starting") as status:
-        yield lambda text: status.update(plain(text))
-
-
-@contextmanager
-def _lines() -> Iterator[Callable[[str], None]]:
     doing, ended, started = ["starting"], threading.Event(), time.monotonic()
 
     def say() -> None:
@@ -133,11 +112,11 @@ def show(console: Console, report: AuditReport, max_shown: int) -> None:
     if report.notes:
         console.print()
     for note in report.notes:
-        console.print(Text.assemble(("note: ", "bold"), _escaped(note)))
+        console.print(Text.assemble(("note: ", "bold"), printable(note)))
     word, _, rest = report.sentence.partition(":")
-    console.print(Text.assemble("\n", (word, COLOURS[report.verdict]), ":", _escaped(rest)))
+    console.print(Text.assemble("\n", (word, COLOURS[report.verdict]), ":", printable(rest)))
     if report.advice:
-        console.print(Text.assemble(("what to do: ", "bold"), _escaped(report.advice)))
+        console.print(Text.assemble(("what to do: ", "bold"), printable(report.advice)))
 
 
 def _partitions(report: AuditReport) -> Table:
@@ -165,16 +144,15 @@ def _numbers(tally: Tally) -> Iterator[str]:
 
 def _accounting(report: AuditReport) -> str:
     """The identity as found, and beside it what the ledger says."""
-    tally, counts = report.tally, report.counts
-    lost = f" + {tally.lost:,} lost" if tally.lost else ""
-    counted = f"{tally.read:,} read = {tally.written:,} written + {tally.dead:,} dead + {tally.skipped:,} skipped{lost}"
-    same = (counts.read, counts.written, counts.dead, counts.skipped)
-    if same == (tally.read, tally.written, tally.dead, tally.skipped):
-        return f"{counted}; the ledger says the same."
-    return (
-        f"{counted};\nthe ledger says {counts.read:,} read = {counts.written:,} written + {counts.dead:,} dead + "
-        f"{counts.skipped:,} skipped."
-    )
+    lost = f" + {report.tally.lost:,} lost" if report.tally.lost else ""
+    found, claimed = _identity(report.tally), _identity(report.counts)
+    if found == claimed:
+        return f"{found}{lost}; the ledger says the same."
+    return f"{found}{lost};\nthe ledger says {claimed}."
+
+
+def _identity(counts: Tally | Counts) -> str:
+    return f"{counts.read:,} read = {counts.written:,} written + {counts.dead:,} dead + {counts.skipped:,} skipped"
 
 
 def _findings(report: AuditReport, max_shown: int) -> Table:
@@ -189,7 +167,7 @@ def _findings(report: AuditReport, max_shown: int) -> Table:
         partition = Text(f"{finding.topic}/{finding.partition}")
         table.add_row(name, partition, f"{finding.count:,}", Text(_offsets(finding, max_shown)))
         for remark in _remarks(finding, allowed=allowed):
-            table.add_row("", "", "", Text(_escaped(remark), "dim"))
+            table.add_row("", "", "", Text(printable(remark), "dim"))
     return table
 
 
@@ -207,8 +185,3 @@ def _remarks(finding: Finding, *, allowed: bool) -> Iterator[str]:
         yield finding.detail
     if allowed:
         yield "permitted"
-
-
-def _escaped(text: str) -> str:
-    """No control codes of someone else's. Names of columns and keys come from users and from records."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from avow.cli import hooks_of_caller, plain
-from avow.cli.kafka import given_settings, settings_option, source_of
+from avow.cli import GUARANTEES, hooks_of_caller, plain
+from avow.cli.kafka import ClusterSelection, given_settings, pipeline_option, settings_option
 from avow.cli.local import folder_option
 from avow.cli.run import stop_on_signals
 from avow.clients.config import (
@@ -43,10 +43,8 @@ STRATEGIES = {"cooperative": COOPERATIVE, "eager": "range,roundrobin"}
     "19 --once was stopped before the end · 70 internal error"
 )
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--group", default="avow-consume", show_default=True, help="The consumer group.")
-@click.option(
-    "--guarantee", default=str(Guarantee.AT_LEAST_ONCE), show_default=True, type=click.Choice([*map(str, Guarantee)])
-)
+@click.option("--group", default="avow-consume", help="The consumer group.")
+@click.option("--guarantee", default=str(Guarantee.AT_LEAST_ONCE), type=GUARANTEES)
 @click.option("--handler", help="MODULE:FUNCTION, called with each record; exactly-once calls it with (record, tx).")
 @click.option("--database", envvar="DATABASE_URL", help="PostgreSQL URL, for exactly-once. Or export DATABASE_URL.")
 @click.option(
@@ -54,29 +52,22 @@ STRATEGIES = {"cooperative": COOPERATIVE, "eager": "range,roundrobin"}
     type=click.Choice([*map(str, CommitMode)]),
     help="When offsets are committed.  [default: auto; at-most-once: sync]",
 )
-@click.option("--commit-interval", default=5.0, show_default=True, help="Seconds between automatic commits.")
-@click.option("--per", default="batch", show_default=True, type=click.Choice([*map(str, CommitUnit)]))
-@click.option("--start", default="earliest", show_default=True, help="earliest, latest or a time, for a new group.")
-@click.option("--on-failure", default="stop", show_default=True, type=click.Choice(["stop", "dead-letter"]))
+@click.option("--commit-interval", default=5.0, help="Seconds between automatic commits.")
+@click.option("--per", default="batch", type=click.Choice([*map(str, CommitUnit)]))
+@click.option("--start", default="earliest", help="earliest, latest or a time, for a new group.")
+@click.option("--on-failure", default="stop", type=click.Choice(["stop", "dead-letter"]))
 @click.option("--dead-letters", metavar="TOPIC", help="The dead-letter topic. [default: GROUP.dead-letters]")
 @click.option("--retries", type=int, help="Retries of a record whose handler fails. [default: 3; at-most-once: 0]")
 @click.option(
-    "--longest",
-    default=3600.0,
-    show_default=True,
-    help="The longest time that a batch may take, in seconds (max.poll.interval.ms).",
+    "--longest", default=3600.0, help="The longest time that a batch may take, in seconds (max.poll.interval.ms)."
 )
-@click.option("--assignment", default="cooperative", show_default=True, type=click.Choice(list(STRATEGIES)))
-@click.option("--batch", "max_records", default=500, show_default=True, help="The most records in a batch.")
+@click.option("--assignment", default="cooperative", type=click.Choice(list(STRATEGIES)))
+@click.option("--batch", "max_records", default=500, help="The most records in a batch.")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="End after this many records.")
 @click.option("--once", is_flag=True, help="End at the end offsets as they are at the start.")
 @settings_option
 @click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several with commas.")
-@click.option(
-    "--pipeline",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Use the source cluster and the client settings of this pipeline file.",
-)
+@pipeline_option
 @folder_option
 @click.option(
     "--explain", "only_explain", is_flag=True, help="Explain what the options mean, and exit. Touches nothing."
@@ -119,7 +110,7 @@ def consume(
         click.echo("\n".join(explain(config)))
         return
     function = _function(handler) if handler else _print
-    source = source_of(brokers, pipeline, folder)
+    source = ClusterSelection(brokers, pipeline, folder).source()
     # Imported here: Kafka's client takes a moment, and a typing error should be reported at once.
     from avow.clients.consumer import Consumer
 
@@ -218,9 +209,8 @@ def _summary(consumer: Consumer, as_json: bool, console: Console) -> None:
     totals = consumer.totals
     if as_json:
         summary = {"handled": totals.handled, "dead_letters": totals.dead, "retried": totals.retried}
-        print(
-            json.dumps(summary), file=sys.stderr, flush=True
-        )  # records, or a handler's own lines, are on the other one
+        # Standard output has the records, or a handler's own lines.
+        print(json.dumps(summary), file=sys.stderr, flush=True)
         return
     console.print(
         f"handled {totals.handled:,} · dead letters {totals.dead:,} · retries {totals.retried:,}", soft_wrap=True

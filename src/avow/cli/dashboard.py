@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from avow.cli import plain
-from avow.cli.kafka import given_settings
+from avow.cli.kafka import given_settings, with_settings
 from avow.cli.local import folder_option
 from avow.errors import ConfigError, LocalError
 from avow.local.cluster import Cluster
@@ -40,14 +40,8 @@ PORT = 8642
     help="A client setting; may be repeated. Give a secret as '${env:NAME}'.",
 )
 @folder_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=PORT,
-    show_default=True,
-    help="The port to listen on; 0: any free port.",
-)
+@click.option("--host", default="127.0.0.1", help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, help="The port to listen on; 0: any free port.")
 @click.option(
     "--token",
     envvar="AVOW_DASHBOARD_TOKEN",
@@ -66,7 +60,6 @@ PORT = 8642
     "timeout_s",
     type=click.FloatRange(0.5, 60),
     default=4,
-    show_default=True,
     help="Seconds that a page waits for Kafka, or for a query to the sink.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open it in the browser.")
@@ -164,7 +157,6 @@ def _cluster(brokers: str | None, settings: dict[str, str], watch: Watch, folder
     sources = [watched.pipeline.source for watched in watch.pipelines() if watched.pipeline]
     local = Cluster(folder)
     if sources and not brokers:
-        checked = cluster(sources[0].brokers, settings).kafka
-        return sources[0].model_copy(update={"kafka": {**sources[0].kafka, **checked}})
+        return with_settings(sources[0], settings)
     address = brokers or (local.bootstrap if local.exists else "")
     return cluster(address, settings) if address else None

@@ -7,20 +7,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli import hooks_of_caller
+from avow.cli import file_argument, hooks_of_caller, json_option, print_json
 from avow.errors import ConfigError
 from avow.pipeline import Pipeline
 from avow.sinks.base import DeadLetter
-
-if TYPE_CHECKING:  # it brings Arrow and Kafka's client
-    from avow.engines.redrive import Redriven
 
 SHOWN_CHARS = 60
 HEX_BYTES = 512
@@ -49,9 +46,9 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("list")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @selection_options
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show.")
+@click.option("--limit", type=click.IntRange(1), default=20, help="How many to show.")
 @click.option("--json", "as_json", is_flag=True, help="For machines; values in hex.")
 def list_dead_letters(file: Path, limit: int, as_json: bool, **which: Any) -> None:
     """Count dead letters by reason, and list the first of them."""
@@ -60,7 +57,7 @@ def list_dead_letters(file: Path, limit: int, as_json: bool, **which: Any) -> No
     if as_json:
         whole = [_as_json(dead_letter) for dead_letter in dead_letters.list(limit=limit, **which)]
         by_reason = [{**asdict(reason), "last": reason.last.isoformat()} for reason in reasons]
-        click.echo(json.dumps({"by_reason": by_reason, "letters": whole}, indent=2))
+        print_json({"by_reason": by_reason, "letters": whole})
         return
     shown = dead_letters.preview(limit=limit, **which)
     console = Console(highlight=False)
@@ -88,7 +85,7 @@ def list_dead_letters(file: Path, limit: int, as_json: bool, **which: Any) -> No
 
 
 @dead_letters.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @click.argument("topic")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("offset", type=click.IntRange(0))
@@ -102,7 +99,7 @@ def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> 
             advice="`avow dead-letters list` shows those that exist.",
         )
     if as_json:
-        click.echo(json.dumps(_as_json(dead_letter), indent=2))
+        print_json(_as_json(dead_letter))
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"{topic}/{partition} offset {offset}, {_when(dead_letter.timestamp_ms)}", style="bold"))
@@ -117,10 +114,10 @@ def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> 
 
 
 @dead_letters.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @selection_options
 @click.option("--dry-run", is_flag=True, help="Only print how many dead letters would be redriven.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@json_option
 def redrive(file: Path, dry_run: bool, as_json: bool, **which: Any) -> None:
     """Write dead letters into the sink, for example after a schema change.
 
@@ -134,14 +131,15 @@ def redrive(file: Path, dry_run: bool, as_json: bool, **which: Any) -> None:
     if dry_run:
         click.echo(json.dumps({"meant": selected}) if as_json else f"{selected:,} dead letters match")
         return
-    with console.status(f"redriving {selected:,} dead letters") as status:
-
-        def show_progress(so_far: Redriven) -> None:
-            status.update(
-                f"redriving {selected:,} dead letters: {so_far.written:,} written, {so_far.still_dead:,} still bad"
-            )
-
-        done = dead_letters.redrive(on_progress=show_progress, hooks=hooks_of_caller(), **which)
+    doing = f"redriving {selected:,} dead letters"
+    with console.status(doing) as status:
+        done = dead_letters.redrive(
+            on_progress=lambda so_far: status.update(
+                f"{doing}: {so_far.written:,} written, {so_far.still_dead:,} still bad"
+            ),
+            hooks=hooks_of_caller(),
+            **which,
+        )
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from confluent_kafka import KafkaError, Producer
 from rich.console import Console
 
 from avow import sinks
+from avow.cli import GUARANTEES
 from avow.errors import LocalError, SinkError, SourceError
 from avow.guarantee import Guarantee
 from avow.kafka import metadata
@@ -76,22 +78,18 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
 @click.command(epilog="Ends with the audit's exit code: 0 held, 1 broken, 2 unknown.")
 @click.option(
     "--guarantee",
-    type=click.Choice([str(word) for word in Guarantee]),
+    type=GUARANTEES,
     default=str(Guarantee.EXACTLY_ONCE),
-    show_default=True,
     help="at-most-once and at-least-once show the anomalies they permit.",
 )
-@click.option(
-    "--sink", type=click.Choice(list(SINK)), default="postgres", show_default=True, help="Destination of the payments."
-)
+@click.option("--sink", type=click.Choice(list(SINK)), default="postgres", help="Destination of the payments.")
 @click.option(
     "--engine",
     type=click.Choice(["spark", "consumer"]),
     default="spark",
-    show_default=True,
     help="The consumer engine runs without a JVM.",
 )
-@click.option("--records", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many payments.")
+@click.option("--records", type=click.IntRange(1_000), default=200_000, help="How many payments.")
 @click.option("--keep", is_flag=True, help="Leave the cluster running afterwards, to inspect it.")
 def demo(guarantee: str, sink: str, engine: str, records: int, keep: bool) -> None:
     """A pipeline is killed three times with kill -9, a broker once, and every offset is audited: about 90 seconds.
@@ -297,10 +295,8 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         return
     family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
     for process in family:
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     child.wait()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from avow.cli import PIPELINE_FILE, json_option, print_json
 from avow.cli.local import folder_option
 from avow.errors import ConfigError, SourceError
 from avow.plan import load_checked
@@ -27,25 +28,14 @@ if TYPE_CHECKING:  # it brings Kafka's client, which a bad option need not wait 
     from avow.kafka.metadata import Partition
     from avow.kafka.topics import TopicView
 
-
-def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which cluster: one by address, a pipeline's with its client settings, or the local one."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="For machines."),
-        folder_option,
-        click.option(
-            "--pipeline",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Use the source cluster and the client settings of this pipeline file.",
-        ),
-        click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several separated by commas."),
-    ):
-        command = option(command)
-    return command
-
-
 settings_option = click.option(
     "--kafka", "settings", multiple=True, metavar="NAME=VALUE", help="A client setting; may be repeated."
+)
+brokers_option = click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several separated by commas.")
+pipeline_option = click.option(
+    "--pipeline",
+    type=PIPELINE_FILE,
+    help="Use the source cluster and the client settings of this pipeline file.",
 )
 
 
@@ -60,32 +50,57 @@ def given_settings(options: tuple[str, ...]) -> dict[str, str]:
     return settings
 
 
-def source_of(brokers: str | None, pipeline: Path | None, folder: Path, settings: tuple[str, ...] = ()) -> Source:
-    """The selected cluster."""
-    if brokers and pipeline and _from_environment("brokers"):
-        brokers = None  # it says which cluster unless an option does
-    if brokers and pipeline:
-        raise ConfigError("--brokers and --pipeline are mutually exclusive", advice="Give one of the two.")
-    more = given_settings(settings)
-    if pipeline:
-        source = load_checked(pipeline).source
-        checked = cluster(source.brokers, more).kafka
-        return source.model_copy(update={"kafka": {**source.kafka, **checked}})
-    if not brokers:
-        from avow.local.cluster import Cluster
+def with_settings(source: Source, settings: dict[str, str]) -> Source:
+    """A pipeline's cluster, with more client settings."""
+    checked = cluster(source.brokers, settings).kafka
+    return source.model_copy(update={"kafka": {**source.kafka, **checked}})
 
-        local = Cluster(folder)
-        if not local.exists:
-            raise ConfigError(
-                f"no Kafka cluster was given, and {folder} has no local cluster",
-                advice="Give --brokers host:port or --pipeline FILE, or start a local cluster with `avow up`.",
-            )
-        brokers = local.bootstrap
-    return cluster(brokers, more)
+
+@dataclass(frozen=True)
+class ClusterSelection:
+    """Which cluster: one by address, a pipeline's with its client settings, or the local one."""
+
+    brokers: str | None
+    pipeline: Path | None
+    folder: Path
+    settings: tuple[str, ...] = ()
+
+    def source(self) -> Source:
+        brokers = self.brokers
+        if brokers and self.pipeline and _from_environment("brokers"):
+            brokers = None  # it says which cluster unless an option does
+        if brokers and self.pipeline:
+            raise ConfigError("--brokers and --pipeline are mutually exclusive", advice="Give one of the two.")
+        more = given_settings(self.settings)
+        if self.pipeline:
+            return with_settings(load_checked(self.pipeline).source, more)
+        if not brokers:
+            from avow.local.cluster import Cluster
+
+            local = Cluster(self.folder)
+            if not local.exists:
+                raise ConfigError(
+                    f"no Kafka cluster was given, and {self.folder} has no local cluster",
+                    advice="Give --brokers host:port or --pipeline FILE, or start a local cluster with `avow up`.",
+                )
+            brokers = local.bootstrap
+        return cluster(brokers, more)
 
 
 def _from_environment(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is ParameterSource.ENVIRONMENT
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a ``ClusterSelection``, which the command gets as ``selection``."""
+
+    @wraps(command)
+    def select(
+        brokers: str | None, pipeline: Path | None, folder: Path, settings: tuple[str, ...], **others: Any
+    ) -> Any:
+        return command(selection=ClusterSelection(brokers, pipeline, folder, settings), **others)
+
+    return settings_option(brokers_option(pipeline_option(folder_option(select))))
 
 
 def _number(count: int | None) -> str:
@@ -99,17 +114,9 @@ def _size(count: int | None) -> str:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--internal", is_flag=True, help="Also list Kafka's internal topics.")
-@settings_option
 @cluster_options
-def topics(
-    names: tuple[str, ...],
-    internal: bool,
-    settings: tuple[str, ...],
-    brokers: str | None,
-    pipeline: Path | None,
-    folder: Path,
-    as_json: bool,
-) -> None:
+@json_option
+def topics(names: tuple[str, ...], internal: bool, selection: ClusterSelection, as_json: bool) -> None:
     """List all topics, or describe the NAMES.
 
     Leaders, in-sync replicas, configuration, offsets and size; for open transactions, their producers. Partitions
@@ -119,7 +126,7 @@ def topics(
     from avow.kafka.brokers import try_query as ask_brokers
     from avow.kafka.log import Log, TopicPartition
 
-    source = source_of(brokers, pipeline, folder, settings)
+    source = selection.source()
     with Log(source, "avow") as log:
         if not names:
             partitions = kafka_topics.names(log, internal=internal)
@@ -135,7 +142,7 @@ def topics(
         )
         return
     if as_json:
-        click.echo(json.dumps([_described(topic) for topic in described], indent=2))
+        print_json([_described(topic) for topic in described])
         return
     waits = [
         TopicPartition(topic.name, part.partition)
@@ -152,13 +159,8 @@ def topics(
 
 
 def _described(topic: TopicView) -> dict[str, Any]:
-    return {
-        **asdict(topic),
-        "bytes": topic.bytes,
-        "offsets": topic.offsets,
-        "under_replicated": topic.under_replicated,
-        "under_min_in_sync": topic.under_min_in_sync,
-    }
+    computed = ("bytes", "offsets", "under_replicated", "under_min_in_sync")
+    return {**asdict(topic), **{name: getattr(topic, name) for name in computed}}
 
 
 def _listed(name: str, parts: list[Partition], least: int | None, disks: dict[int, Disk] | None) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def _listed(name: str, parts: list[Partition], least: int | None, disks: dict[in
 
 def _list_topics(topics: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(topics, indent=2))
+        print_json(topics)
         return
     counted = ("under_replicated", "under_min_in_sync", "without_leader")
     heads = ("topic", "partitions", "replicas", "under-replicated", "under min in sync", "without leader", "on disk")
@@ -233,28 +235,21 @@ def _print_holders(console: Console, holders: Mapping[TopicPartition, list[Holde
 
 @click.command()
 @click.argument("names", nargs=-1)
-@settings_option
 @cluster_options
-def groups(
-    names: tuple[str, ...],
-    settings: tuple[str, ...],
-    brokers: str | None,
-    pipeline: Path | None,
-    folder: Path,
-    as_json: bool,
-) -> None:
+@json_option
+def groups(names: tuple[str, ...], selection: ClusterSelection, as_json: bool) -> None:
     """List all consumer groups, or describe the NAMES: members, positions, lag."""
     from avow.kafka import groups as kafka_groups
     from avow.kafka.log import Log
 
-    with Log(source_of(brokers, pipeline, folder, settings), "avow") as log:
+    with Log(selection.source(), "avow") as log:
         states = {} if names else kafka_groups.names(log)
         kafka_groups.refuse_missing(log, names)
         described = [(group, kafka_groups.lag(log, group.name)) for group in kafka_groups.describe(log, names)]
     console = Console(highlight=False)
     if not names:
         if as_json:
-            click.echo(json.dumps([{"name": name, "state": state} for name, state in states.items()], indent=2))
+            print_json([{"name": name, "state": state} for name, state in states.items()])
             return
         table = Table("group", "state", box=None, pad_edge=False)
         for name, state in states.items():
@@ -262,8 +257,7 @@ def groups(
         console.print(table)
         return
     if as_json:
-        whole = [{**asdict(group), "positions": [asdict(lag) for lag in lags]} for group, lags in described]
-        click.echo(json.dumps(whole, indent=2))
+        print_json([{**asdict(group), "positions": [asdict(lag) for lag in lags]} for group, lags in described])
         return
     for group, lags in described:
         console.print(Text(group.name, style="bold"), Text(group.state))
@@ -278,27 +272,20 @@ def groups(
     "a committed record, but none of open transactions."
 )
 @click.argument("names", nargs=-1)
-@settings_option
 @cluster_options
-def lag(
-    names: tuple[str, ...],
-    settings: tuple[str, ...],
-    brokers: str | None,
-    pipeline: Path | None,
-    folder: Path,
-    as_json: bool,
-) -> None:
+@json_option
+def lag(names: tuple[str, ...], selection: ClusterSelection, as_json: bool) -> None:
     """Lag in records and seconds: of all groups, of the NAMES, or of a pipeline."""
     from avow.kafka import groups as kafka_groups
     from avow.kafka.log import Log
 
-    with Log(source_of(brokers, pipeline, folder, settings), "avow") as log:
-        if pipeline and not names:
-            names = (load_checked(pipeline).name,)
+    with Log(selection.source(), "avow") as log:
+        if selection.pipeline and not names:
+            names = (load_checked(selection.pipeline).name,)
         kafka_groups.refuse_missing(log, names)
         lags = [row for name in names or kafka_groups.names(log) for row in kafka_groups.lag(log, name)]
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in lags], indent=2))
+        print_json([asdict(row) for row in lags])
         return
     _print_lags(Console(highlight=False), lags, with_group=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from avow.cli import file_argument, json_option, print_json
 from avow.pipeline import Pipeline
 
 
@@ -17,9 +18,9 @@ def lake() -> None:
 
 
 @lake.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @click.option("--remove", is_flag=True, help="Remove the files. Without it they are only listed.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@json_option
 def clean(file: Path, remove: bool, as_json: bool) -> None:
     """List files that a crash left behind; with --remove, delete them.
 
@@ -29,7 +30,7 @@ def clean(file: Path, remove: bool, as_json: bool) -> None:
     orphans = Pipeline.load(file).orphans(remove=remove)
     if as_json:
         files = [{"path": orphan.path, "bytes": orphan.size, "run": orphan.run} for orphan in orphans]
-        click.echo(json.dumps({"removed": remove, "files": files}, indent=2))
+        print_json({"removed": remove, "files": files})
         return
     for orphan in orphans:
         click.echo(f"{orphan.size:>12,}  run {orphan.run}  {orphan.path}")
@@ -38,8 +39,8 @@ def clean(file: Path, remove: bool, as_json: bool) -> None:
 
 
 @lake.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@file_argument
+@json_option
 def compact(file: Path, as_json: bool) -> None:
     """Merge small files into files of about sink.file_mb. The positions stay; the pipeline may keep running."""
     done = Pipeline.load(file).compact()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections import defaultdict
@@ -15,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from avow.cli import json_option, print_json
 from avow.kafka.metadata import Partition
 from avow.local.cluster import Cluster, ClusterStatus, Progress
 from avow.local.part import PartState
@@ -30,7 +30,6 @@ def folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "folder",
         type=click.Path(file_okay=False, path_type=Path),
         default=FOLDER,
-        show_default=True,
         envvar="AVOW_DIR",
         help="The cluster's folder; each folder is a cluster of its own.",
     )(command)
@@ -43,14 +42,7 @@ def folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--kafka-port", type=PORT, help="The first node's port, the next ones count up.  [default: free ones]")
 @click.option("--postgres-port", type=PORT, help="PostgreSQL's port.  [default: a free one]")
 @click.option("--fresh", is_flag=True, help="Erase the existing data and start empty.")
-def up(
-    folder: Path,
-    brokers: int | None,
-    postgres: bool | None,
-    kafka_port: int | None,
-    postgres_port: int | None,
-    fresh: bool,
-) -> None:
+def up(folder: Path, **options: Any) -> None:
     """Start the local cluster, or those of its processes that are not running.
 
     Three Kafka nodes (replication factor 3, min.insync.replicas 2, transactions ready) and PostgreSQL 18, as
@@ -58,14 +50,7 @@ def up(
     """
     cluster = Cluster(folder)
     started = time.monotonic()
-    cluster.up(
-        brokers=brokers,
-        postgres=postgres,
-        kafka_port=kafka_port,
-        postgres_port=postgres_port,
-        fresh=fresh,
-        progress=_progress_lines(started),
-    )
+    cluster.up(**options, progress=_progress_lines(started))
     console = Console(highlight=False)
     console.print(f"\n[bold green]up[/] in {time.monotonic() - started:.1f} s")
     _print_addresses(console, cluster.bootstrap, cluster.postgres_url)
@@ -87,12 +72,12 @@ def down(folder: Path) -> None:
 
 @click.command(epilog="Exit code 0 if all parts are up, 1 if not.")
 @folder_option
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@json_option
 def status(folder: Path, as_json: bool) -> None:
     """Addresses, pids, versions, leaders, in-sync replicas and disk use."""
     status_ = Cluster(folder).status()
     if as_json:
-        click.echo(json.dumps({**asdict(status_), "all_up": status_.all_up}, indent=2))
+        print_json({**asdict(status_), "all_up": status_.all_up})
     else:
         _print_status(Console(highlight=False), status_)
     if not status_.all_up:

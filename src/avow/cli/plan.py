@@ -5,7 +5,6 @@ Owns: the colours. Must not know: what any promise means; ``avow.plan`` says it.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from avow.cli import print_json
 from avow.pipeline import Pipeline
 
 HEADINGS = {r"\A.*$": "bold", r"^\d+\. .*$": "bold cyan", r"^Warnings$": "bold yellow"}
@@ -29,7 +29,7 @@ def plan(file: Path, as_json: bool) -> None:
     """
     explained = Pipeline.load(file).explain()
     if as_json:
-        click.echo(json.dumps(explained.as_json(), indent=2))
+        print_json(explained.as_json())
         return
     console = Console(soft_wrap=True)
     text = Text(explained.text(console.width))  # not markup: a table's name may hold square brackets

@@ -7,10 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import click
@@ -18,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from avow.cli import plain
-from avow.cli.kafka import cluster_options, settings_option, source_of
+from avow.cli import GUARANTEES, json_option, plain, print_json
+from avow.cli.kafka import ClusterSelection, cluster_options
 from avow.clients.delivery import Delivery
 from avow.clients.durability import Choice, Durability, choose, explain
 from avow.errors import AvowError, ConfigError, SourceError
@@ -39,9 +38,8 @@ TELL_EVERY_S = 2.0
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option(
     "--guarantee",
-    type=click.Choice([str(word) for word in Guarantee]),
+    type=GUARANTEES,
     default=str(Guarantee.AT_LEAST_ONCE),
-    show_default=True,
     help="The delivery guarantee: whether a line may be lost or duplicated.",
 )
 @click.option(
@@ -63,7 +61,6 @@ TELL_EVERY_S = 2.0
     "--transaction-lines",
     type=click.IntRange(1, 100_000),
     default=10_000,
-    show_default=True,
     help="Lines per transaction of an exactly-once import.",
 )
 @click.option(
@@ -71,28 +68,22 @@ TELL_EVERY_S = 2.0
     "timeout_s",
     type=click.FloatRange(1, 3600),
     default=120,
-    show_default=True,
     help="Seconds to wait for a line's acknowledgement (delivery.timeout.ms).",
 )
 @click.option(
     "--measure", "measuring", is_flag=True, help="Measure every durability on this cluster, in a temporary topic."
 )
-@click.option("--records", type=click.IntRange(100), default=20_000, show_default=True, help="Records to measure with.")
+@click.option("--records", type=click.IntRange(100), default=20_000, help="Records to measure with.")
 @click.option(
-    "--size",
-    "record_bytes",
-    type=click.IntRange(1, 900_000),
-    default=200,
-    show_default=True,
-    help="Size of a record, in bytes.",
+    "--size", "record_bytes", type=click.IntRange(1, 900_000), default=200, help="Size of a record, in bytes."
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the measurement as a chart to this .svg file.",
 )
-@settings_option
 @cluster_options
+@json_option
 def produce(
     topic: str | None,
     file: Path | None,
@@ -100,10 +91,7 @@ def produce(
     durability: str | None,
     explaining: bool,
     measuring: bool,
-    settings: tuple[str, ...],
-    brokers: str | None,
-    pipeline: Path | None,
-    folder: Path,
+    selection: ClusterSelection,
     as_json: bool,
     records: int,
     record_bytes: int,
@@ -122,10 +110,10 @@ def produce(
     by_import = guarantee == Guarantee.EXACTLY_ONCE and source is not None
     choice = choose(guarantee, durability or (Durability.TRANSACTIONAL if by_import else None))
     if explaining:
-        cluster = source_of(brokers, pipeline, folder, settings) if topic else None
+        cluster = selection.source() if topic else None
         _explain(choice, topic, cluster, as_json, resumable=by_import and choice.transactional)
         return
-    cluster = source_of(brokers, pipeline, folder, settings)
+    cluster = selection.source()
     if measuring:
         _measure(cluster, topic, records, record_bytes, out, as_json)
         return
@@ -260,7 +248,7 @@ class ProduceJob:
 
     def _opened(self) -> AbstractContextManager[BinaryIO]:
         if self.path is None:
-            return _borrowed(sys.stdin.buffer)
+            return nullcontext(sys.stdin.buffer)  # not ours to close
         try:
             return self.path.open("rb")
         except OSError as error:
@@ -297,12 +285,6 @@ class ProduceJob:
         return short or "Failed lines are not in the topic; unknown lines may be."
 
 
-@contextmanager
-def _borrowed(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """Standard input is not ours to close."""
-    yield stream
-
-
 class _Asked(Exception):
     """Ctrl-C, while nothing but reading was going on."""
 
@@ -337,9 +319,7 @@ class Stop(AbstractContextManager["Stop"]):
             self._before[number] = signal.signal(number, self._heard)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 
@@ -392,22 +372,27 @@ class ProduceView(AbstractContextManager["ProduceView"]):
 def _explain(choice: Choice, topic: str | None, cluster: Source | None, as_json: bool, *, resumable: bool) -> None:
     from avow.clients.cluster import connect, facts
 
-    problem = None
+    topic_facts = None
     if topic is not None and cluster is not None:
-        problem = facts(connect(cluster.brokers, unwrap_secrets(cluster.kafka), topic), topic)
-        if problem is None:
+        topic_facts = facts(connect(cluster.brokers, unwrap_secrets(cluster.kafka), topic), topic)
+        if topic_facts is None:
             raise ConfigError(f"topic {topic} does not exist at {cluster.shown('brokers')}")
-    sentences = list(explain(choice, problem))
+    sentences = list(explain(choice, topic_facts))
     if resumable:
         sentences.append(
             "The file's position is committed in the transaction of its lines: after a crash, the import continues "
             "after the last committed line. A file that has changed is refused."
         )
     if as_json:
-        words = {"guarantee": str(choice.guarantee), "durability": str(choice.durability)}
-        settings = choice.settings()
-        topic_facts = asdict(problem) if problem else None
-        click.echo(json.dumps({**words, "settings": settings, "topic": topic_facts, "explained": sentences}, indent=2))
+        print_json(
+            {
+                "guarantee": str(choice.guarantee),
+                "durability": str(choice.durability),
+                "settings": choice.settings(),
+                "topic": asdict(topic_facts) if topic_facts else None,
+                "explained": sentences,
+            }
+        )
         return
     for sentence in sentences:
         click.echo(f"- {sentence}" if sentence is not sentences[0] else sentence)
@@ -430,7 +415,7 @@ def _measure(
             event=lambda text: status.update(plain(text)),
         )
     if as_json:
-        click.echo(json.dumps([measured.as_dict() for measured in measurements], indent=2))
+        print_json([measured.as_dict() for measured in measurements])
     else:
         table = Table(
             "durability", "acks", "p50 ms", "p95 ms", "p99 ms", "max ms", "records/s", box=None, pad_edge=False

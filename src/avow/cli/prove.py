@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from avow.cli import plain
+from avow.cli import GUARANTEES, PIPELINE_FILE, plain
 from avow.errors import ConfigError
-from avow.guarantee import Guarantee
 from avow.plan import load_checked
 from avow.prove import history, report
 from avow.prove.cells import ENGINES, FAULTS, Cell, CellVerdict
@@ -23,7 +22,7 @@ from avow.prove.selection import CellFilter, select_cells
 from avow.sinks import SINKS
 
 if TYPE_CHECKING:  # they bring Spark with them, which `--list` need not wait for
-    from avow.prove.runner import CellResult
+    from avow.prove.runner import Options
     from avow.prove.workload_spec import WorkloadSpec
 
 COLOURS = {
@@ -58,23 +57,21 @@ MODES = tuple(dict.fromkeys(mode for kind in SINKS.values() for mode in kind.off
     metavar="NAME",
     help="Only this fault; see --list.",
 )
-@click.option(
-    "--guarantee", "guarantees", multiple=True, type=click.Choice([str(guarantee) for guarantee in Guarantee])
-)
+@click.option("--guarantee", "guarantees", multiple=True, type=GUARANTEES)
 @click.option("--sink", "sinks", multiple=True, type=click.Choice(list(SINKS)))
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES))
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)))
-@click.option(
-    "--pipeline",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Prove this pipeline, on topics and tables made for the proof.",
-)
+@click.option("--pipeline", type=PIPELINE_FILE, help="Prove this pipeline, on topics and tables made for the proof.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of every random choice.  [default: a new one, printed]")
+@click.option("--records", type=click.IntRange(100), default=2_000, help="Records in each cell, at least.")
 @click.option(
-    "--records", type=click.IntRange(100), default=2_000, show_default=True, help="Records in each cell, at least."
+    "--minutes",
+    type=click.FloatRange(0),
+    default=0,
+    show_default=False,
+    help="Repeat the faults of each cell for this long.",
 )
-@click.option("--minutes", type=click.FloatRange(0), default=0, help="Repeat the faults of each cell for this long.")
-@click.option("--jobs", type=click.IntRange(1, 16), default=1, show_default=True, help="Clusters to use in parallel.")
+@click.option("--jobs", type=click.IntRange(1, 16), default=1, help="Clusters to use in parallel.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,11 +83,6 @@ MODES = tuple(dict.fromkeys(mode for kind in SINKS.values() for mode in kind.off
 def prove(
     is_quick: bool,
     everything: bool,
-    faults: tuple[str, ...],
-    guarantees: tuple[str, ...],
-    sinks: tuple[str, ...],
-    modes: tuple[str, ...],
-    engines: tuple[str, ...],
     pipeline: Path | None,
     seed: int | None,
     records: int,
@@ -100,6 +92,7 @@ def prove(
     resume: bool,
     keep: bool,
     only_list: bool,
+    **filters: tuple[str, ...],
 ) -> None:
     """Inject faults into real pipelines and judge the result, by the audit and by an independent check.
 
@@ -111,13 +104,13 @@ def prove(
     generated from its schema. Its topics and tables are not touched.
     """
     config = load_checked(pipeline) if pipeline else None
-    only = CellFilter(faults, guarantees, sinks, modes, engines)
+    only = CellFilter(**filters)
     cells = select_cells(only, quick_only=is_quick, pipeline=config)
     console = Console(highlight=False, soft_wrap=True)
     if only_list:
         _list(cells)
         return
-    if not (is_quick or everything or faults or guarantees):
+    if not (is_quick or everything or only.faults or only.guarantees):
         raise ConfigError("no cells selected", advice="Use --quick, --fault NAME, --guarantee NAME or --all.")
     if not cells:
         raise ConfigError("no cell matches these options", advice="`avow prove --list` lists all cells.")
@@ -133,43 +126,38 @@ def prove(
         from avow.prove.workload_spec import UserPipeline
 
         spec = UserPipeline(pipeline, config)
-    raise SystemExit(_prove(console, cells, out, (seed, records, minutes), jobs, keep, spec))
+    # Imported here: Spark's Python side takes a second, and a bad option should be reported at once.
+    from avow.prove.runner import Options
+
+    options = Options(seed=seed, records=records, minutes=minutes)
+    raise SystemExit(_prove(console, cells, out, spec, options, jobs, keep))
 
 
 def _prove(
     console: Console,
     cells: list[Cell],
     out: Path,
-    numbers: tuple[int, int, float],
+    spec: WorkloadSpec | None,
+    options: Options,
     jobs: int,
     keep: bool,
-    spec: WorkloadSpec | None,
 ) -> int:
-    # Imported here: Spark's Python side takes a second, and a bad option should be reported at once.
     from avow.prove.proof import prove
-    from avow.prove.runner import Options
 
-    seed, records, minutes = numbers
-    console.print(f"{len(cells)} cells, seed {seed}, evidence in {plain(str(out))}")
-    options = Options(seed=seed, records=records, minutes=minutes)
-    results: list[CellResult] = []
+    console.print(f"{len(cells)} cells, seed {options.seed}, evidence in {plain(str(out))}")
     began = time.monotonic()
     with console.status("starting the cluster") as status:
-        for result in prove(
-            cells,
-            out,
-            options,
-            jobs=jobs,
-            keep=keep,
-            own=spec,
-            notify=lambda cell, text: status.update(f"{plain(cell.name)}: {plain(text)}"),
-        ):
-            results.append(result)
+
+        def notify(cell: Cell, text: str) -> None:
+            status.update(f"{plain(cell.name)}: {plain(text)}")
+
+        results = prove(cells, out, options, jobs=jobs, keep=keep, own=spec, notify=notify)
+        for done, result in enumerate(results, start=1):
             report.write(out)
             colour = COLOURS[result.verdict]
-            left = remaining(len(results), len(cells), time.monotonic() - began)
+            left = remaining(done, len(cells), time.monotonic() - began)
             console.print(
-                f"[dim]{len(results):>3}/{len(cells)}[/] [{colour}]{result.verdict:<8}[/] "
+                f"[dim]{done:>3}/{len(cells)}[/] [{colour}]{result.verdict:<8}[/] "
                 f"{plain(result.cell.name)} [dim]{result.seconds:.0f} s: {plain(result.why)}; {left}[/]"
             )
     page, _ = report.write(out)

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 
-from avow.cli import hooks_of_caller, native_option, plain, verbose_option
+from avow.cli import file_argument, hooks_of_caller, native_option, plain, verbose_option
 from avow.engines.progress import Progress
 from avow.pipeline import Engine, Pipeline
 
@@ -118,7 +118,7 @@ def _flat(progress: Progress) -> dict[str, object]:
     "11 log-truncated · 12 retention-loss · 13 superseded · 14 dead-letters · "
     "19 --once was stopped before it had drained · 70 internal error"
 )
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@file_argument
 @click.option(
     "--once", is_flag=True, help="Drain to the end offsets seen at the start, then exit 0; if stopped first, 19."
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from avow.cli import file_argument, json_option, print_json
 from avow.cli.dead_letters import visible
 from avow.pipeline import Pipeline
 from avow.settings.values import Refused, duration
@@ -32,12 +32,6 @@ def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
         raise click.BadParameter(f"{value!r} is not a duration: a number and ms, s, m or h, at most 1h") from None
 
 
-def _identities(
-    _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
-) -> tuple[tuple[str, int, int], ...]:
-    return tuple(map(_identity, values))
-
-
 def _identity(value: str) -> tuple[str, int, int]:
     topic, *numbers = value.split("/")  # no topic's name has a slash
     if not topic or len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
@@ -51,18 +45,11 @@ def _identity(value: str) -> tuple[str, int, int]:
     "2 refused · 4 Kafka · 5 the sink. With --all, what was skipped as declared is no failure, nor "
     "are dead letters from before the position at the start."
 )
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("records", metavar="[TOPIC/PARTITION/OFFSET]...", nargs=-1, callback=_identities)
+@file_argument
+@click.argument("records", metavar="[TOPIC/PARTITION/OFFSET]...", nargs=-1, type=_identity)
 @click.option("--all", "everything", is_flag=True, help="Wait for all records up to the topics' last stable offsets.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    callback=_seconds,
-    default="30s",
-    show_default=True,
-    help="How long to wait; 0s checks once.",
-)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--timeout", "timeout_s", callback=_seconds, default="30s", help="How long to wait; 0s checks once.")
+@json_option
 def wait(
     file: Path, records: tuple[tuple[str, int, int], ...], everything: bool, timeout_s: float, as_json: bool
 ) -> None:
@@ -83,7 +70,7 @@ def wait(
         else:
             answers = receipts.wait_all([Receipt(*record) for record in records], timeout_s, notify)
     if as_json:
-        click.echo(json.dumps({"answers": [answer.as_json() for answer in answers]}, indent=2))
+        print_json({"answers": [answer.as_json() for answer in answers]})
     else:
         _show(Console(highlight=False), answers, everything)
     raise SystemExit(exit_code([str(answer.state) for answer in answers], everything=everything))

@@ -48,6 +48,7 @@ from avow.dashboard.state import PAGE_TIMEOUTS, AppState
 from avow.errors import AvowError, ConfigError
 
 Answer = TypeVar("Answer")
+Handler = Callable[[Request], Awaitable[Response]]
 
 THREADS = 24  # threads for requests; each live tail has its own client
 STREAMS_MAX = 40  # live parts at once
@@ -100,32 +101,27 @@ class App:
 
     # Pages
 
-    def page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        async def show(request: Request) -> Response:
-            began = time.monotonic()
-            params = page.params.model_validate({**request.query_params, **request.path_params})
-            answer = await self._in_thread(page.answer, self._state, params)
+    def page(self, page: Page) -> Handler:
+        def show(request: Request, params: Params, answer: Any) -> Response:
             title = page.title.format(**request.path_params)
-            context = {"title": title, "nav": page.nav, "answer": answer, "params": params, "whole": page.whole}
-            body = self._render(page.template, **context)
-            took_ms = (time.monotonic() - began) * 1000
-            return HTMLResponse(body, headers={"Server-Timing": f"app;dur={took_ms:.1f}"})
+            context = {"title": title, "nav": page.nav, "answer": answer, "params": params}
+            return HTMLResponse(self._render(page.template, **context))
 
-        return show
+        return self._answered(page, show)
 
-    def api(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def api(self, page: Page) -> Handler:
         adapter = page.adapter
+        return self._answered(
+            page, lambda _request, _params, answer: Response(adapter.dump_json(answer), media_type="application/json")
+        )
 
+    def _answered(self, page: Page, show: Callable[[Request, Params, Any], Response]) -> Handler:
         async def handle(request: Request) -> Response:
             began = time.monotonic()
-            params = page.params.model_validate({**request.query_params, **request.path_params})
-            answer = await self._in_thread(page.answer, self._state, params)
-            took_ms = (time.monotonic() - began) * 1000
-            return Response(
-                adapter.dump_json(answer),
-                media_type="application/json",
-                headers={"Server-Timing": f"app;dur={took_ms:.1f}"},
-            )
+            params = page.params.model_validate(_parameters(request))
+            response = show(request, params, await self._in_thread(page.answer, self._state, params))
+            response.headers["Server-Timing"] = f"app;dur={(time.monotonic() - began) * 1000:.1f}"
+            return response
 
         return handle
 
@@ -137,7 +133,7 @@ class App:
         return RedirectResponse("/pipelines" if has_pipelines else "/cluster", 303)
 
     async def api_page(self, _: Request) -> Response:
-        return HTMLResponse(self._render("api.html", title="API", nav="api", document=openapi.document(), whole=True))
+        return HTMLResponse(self._render("api.html", title="API", nav="api", document=openapi.document()))
 
     async def api_document(self, _: Request) -> Response:
         return JSONResponse(openapi.document())
@@ -154,14 +150,14 @@ class App:
         return _attachment(iter([data]), f"{params.topic}-{params.partition}-{params.offset}.bin")
 
     async def export(self, request: Request) -> Response:
-        params = messages.MessagesParams.model_validate({**request.query_params, **request.path_params})
+        params = messages.MessagesParams.model_validate(_parameters(request))
         # Read before the response begins, so that an error still gets its status code.
         lines = await self._in_thread(lambda: list(messages.export(self._state, params)))
         return _attachment(iter(lines), f"{params.topic}.jsonl")
 
     # Changes
 
-    def change(self, params: type[Params], make: Callable[..., str]) -> Callable[[Request], Awaitable[Response]]:
+    def change(self, params: type[Params], make: Callable[..., str]) -> Handler:
         async def changed(request: Request) -> Response:
             form = await _form(request)
             if not self._state.rules.form_is(form.pop("csrf", "")):
@@ -178,15 +174,13 @@ class App:
         onwards = request.query_params.get("next", "/")
         if not onwards.startswith("/") or onwards.startswith(("//", "/\\")):
             onwards = "/"
+        context = {"title": "Token", "nav": "", "next": onwards}
         if request.method != "POST":
-            return HTMLResponse(
-                self._render("login.html", title="Token", nav="", next=onwards, wrong=False, whole=True)
-            )
+            return HTMLResponse(self._render("login.html", **context, wrong=False))
         form = await _form(request)
         if not rules.token_is(form.get("token", "")):
             await asyncio.sleep(0.5)  # slows down guessing
-            body = self._render("login.html", title="Token", nav="", next=onwards, wrong=True, whole=True)
-            return HTMLResponse(body, 403)
+            return HTMLResponse(self._render("login.html", **context, wrong=True), 403)
         answer = RedirectResponse(onwards, 303)
         secure = request.url.scheme == "https"
         answer.set_cookie(cookie_of(request.scope), rules.session, httponly=True, samesite="strict", secure=secure)
@@ -195,8 +189,12 @@ class App:
     # Live parts
 
     def live(
-        self, template: str, answer: Callable[[AppState, Any], Any], params: type[Params], ended: Callable[[Any], bool]
-    ) -> Callable[[Request], Awaitable[Response]]:
+        self,
+        template: str,
+        answer: Callable[[AppState, Any], Any],
+        params: type[Params],
+        ended: Callable[[Any], bool] = lambda _: False,
+    ) -> Handler:
         """A piece of HTML, again whenever it has changed."""
 
         async def events(question: Params) -> AsyncIterator[str]:
@@ -216,7 +214,7 @@ class App:
                 await self._pause()
 
         async def stream(request: Request) -> Response:
-            return self._stream(events(params.model_validate({**request.query_params, **request.path_params})))
+            return self._stream(events(params.model_validate(_parameters(request))))
 
         return stream
 
@@ -227,7 +225,7 @@ class App:
             await asyncio.sleep(LIVE_S / 10)
 
     async def tail(self, request: Request) -> Response:
-        query = {**request.query_params, **request.path_params}
+        query = _parameters(request)
         if since := request.headers.get("last-event-id"):  # of a browser that connects again by itself
             query["onwards"] = since
         return self._stream(self._tail_events(messages.TailParams.model_validate(query)))
@@ -277,8 +275,12 @@ class App:
             # htmx shows what comes with 200 only; the failure is in the text.
             return HTMLResponse(self._render("problem_part.html", **context))
         nav = next((page.nav for page in PAGES if path.startswith(f"/{page.nav}")), "")
-        body = self._render("problem.html", title="Something went wrong", nav=nav, status=status, whole=True, **context)
+        body = self._render("problem.html", title="Something went wrong", nav=nav, status=status, **context)
         return HTMLResponse(body, status)
+
+
+def _parameters(request: Request) -> dict[str, Any]:
+    return {**request.query_params, **request.path_params}
 
 
 def _describe(error: Exception) -> tuple[int, str, str]:
@@ -351,9 +353,6 @@ def make(state: AppState) -> ASGIApp:
             app.close()
             await anyio.to_thread.run_sync(state.close)
 
-    def never(_: Any) -> bool:
-        return False
-
     routes: list[Route | Mount] = [
         Route("/", app.home),
         Route("/api", app.api_page),
@@ -361,11 +360,12 @@ def make(state: AppState) -> ASGIApp:
         Route("/metrics", app.metrics),
         Route(LOGIN, app.login, methods=["GET", "POST"]),
         Mount("/static", Files(directory=HERE / "static")),
-        Route("/live/pipelines", app.live("pipelines_part.html", pipelines.pipelines, NoParams, never)),
+        Route("/live/pipelines", app.live("pipelines_part.html", pipelines.pipelines, NoParams)),
+        Route("/live/pipelines/{name}", app.live("pipeline_part.html", pipelines.pipeline, pipelines.NameParams)),
         Route(
-            "/live/pipelines/{name}", app.live("pipeline_part.html", pipelines.pipeline, pipelines.NameParams, never)
+            "/live/jobs/{number}",
+            app.live("job_part.html", pipelines.job, pipelines.JobParams, lambda job: not job.running),
         ),
-        Route("/live/jobs/{number}", app.live("job_part.html", pipelines.job, pipelines.JobParams, _over)),
         Route("/live/topics/{topic}/tail", app.tail),
         Route("/topics/{topic}/messages/tail", app.page(TAIL)),
         Route("/topics/{topic}/messages/{partition}/{offset}/value", app.value),
@@ -381,7 +381,3 @@ def make(state: AppState) -> ASGIApp:
 def _routed(path: str) -> str:
     """A group's name may hold anything, slashes too."""
     return path.replace("{group}", "{group:path}")
-
-
-def _over(job: pipelines.JobRow) -> bool:
-    return not job.running

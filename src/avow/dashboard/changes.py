@@ -9,30 +9,26 @@ Owns: these changes, and that what cannot be undone is confirmed by typing its n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from avow.dashboard.cluster import GroupParams, group, reserved
+from avow.dashboard.fields import EMPTY_AS_NONE, GroupName, OptionalOffset, OptionalPartition, OptionalTime, TopicName
 from avow.dashboard.formatting import url
 from avow.dashboard.messages import in_utc
 from avow.dashboard.pipelines import DeadLettersParams, loaded
-from avow.dashboard.requests import OFFSET_MAX, PARTITION_MAX, NotFound, Params, check_position, empty_as_none
+from avow.dashboard.requests import NotFound, Params, check_position
 from avow.dashboard.state import AppState
 from avow.errors import ConfigError
 from avow.kafka.log import Log, TopicPartition
 
-TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
-
 
 class CreateTopic(Params):
-    name: Annotated[str, Field(pattern=TOPIC)]
+    name: TopicName
     partitions: Annotated[int, Field(ge=1, le=10_000)] = 1
-    replicas: Annotated[int | None, Field(ge=1, le=100)] = None
+    replicas: Annotated[int | None, Field(ge=1, le=100), EMPTY_AS_NONE] = None
     config: Annotated[str, Field(max_length=10_000)] = ""
-
-    _empty = field_validator("replicas", mode="before")(empty_as_none)
 
 
 def create_topic(state: AppState, params: CreateTopic) -> str:
@@ -53,7 +49,7 @@ def create_topic(state: AppState, params: CreateTopic) -> str:
 
 
 class DeleteTopic(Params):
-    topic: Annotated[str, Field(pattern=TOPIC)]
+    topic: TopicName
     confirm: Annotated[str, Field(max_length=300)] = ""
 
 
@@ -75,15 +71,13 @@ def _confirmed(name: str, typed: str) -> None:
 
 
 class ResetGroup(Params):
-    group: Annotated[str, Field(min_length=1, max_length=255)]
-    topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
+    group: GroupName
+    topic: TopicName
+    partition: OptionalPartition = None
     to: Literal["earliest", "latest", "offset", "time"] = "earliest"
-    offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
-    time: datetime | None = None  # UTC unless it has a zone
+    offset: OptionalOffset = None
+    time: OptionalTime = None
     confirm: Annotated[str, Field(max_length=300)] = ""
-
-    _empty = field_validator("partition", "offset", "time", mode="before")(empty_as_none)
 
     @model_validator(mode="after")
     def _check_position(self) -> Self:

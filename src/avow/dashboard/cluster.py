@@ -9,10 +9,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
+from avow.dashboard.fields import GroupName, TopicName
 from avow.dashboard.requests import NoParams, NotFound, Params
 from avow.dashboard.state import AppState
 from avow.kafka import groups as kafka_groups
@@ -31,6 +32,13 @@ OFFSETS_MAX = 2_000  # partitions whose offsets are asked for at once
 GROUPS_MAX = 60  # whose positions are asked for at once
 HANGING_S = 15 * 60  # Kafka's default transaction.max.timeout.ms
 ORPHAN_S = 60  # a transaction of which no coordinator knows; one that just ended is such a one for a moment
+
+Item = TypeVar("Item")
+
+
+def _page(items: list[Item], number: int, size: int) -> tuple[list[Item], int]:
+    """One page of a list, and the number of pages."""
+    return items[(number - 1) * size : number * size], max(1, -(-len(items) // size))
 
 
 # Brokers
@@ -177,8 +185,9 @@ def topics(state: AppState, params: TopicsParams) -> TopicsAnswer:
     with state.log() as log:
         everything = kafka_topics.names(log, internal=True)
         wanted = {name: parts for name, parts in everything.items() if params.internal or not name.startswith("__")}
-        matches = sorted((name for name in wanted if params.q.lower() in name.lower()), key=_by_name)
-        names = matches[(params.page - 1) * SHOWN_MAX : params.page * SHOWN_MAX]
+        found = (name for name in wanted if params.q.lower() in name.lower())
+        matches = sorted(found, key=lambda name: (name.startswith("__"), name.lower()))
+        names, pages = _page(matches, params.page, SHOWN_MAX)
         tps = [TopicPartition(p.topic, p.partition) for name in names for p in wanted[name] if p.leader >= 0]
         affordable = len(tps) <= OFFSETS_MAX
         # What is deleted while this is asked is left out.
@@ -207,16 +216,11 @@ def topics(state: AppState, params: TopicsParams) -> TopicsAnswer:
         )
         for name in names
     )
-    pages = max(1, -(-len(matches) // SHOWN_MAX))
     return TopicsAnswer(rows, len(matches), params.page, pages, len(everything) - len(wanted))
 
 
-def _by_name(name: str) -> tuple[bool, str]:
-    return name.startswith("__"), name.lower()
-
-
 class TopicParams(Params):
-    topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+    topic: TopicName
     page: Annotated[int, Field(ge=1, le=100_000, description="page of the partition list")] = 1
 
 
@@ -258,14 +262,14 @@ def topic(state: AppState, params: TopicParams) -> TopicAnswer:
             raise NotFound(
                 f"topic {params.topic} does not exist", advice="It may have been deleted. See the list of topics."
             )
-        page = partitions[(params.page - 1) * PARTITIONS_MAX : params.page * PARTITIONS_MAX]
-        led = [TopicPartition(params.topic, p.partition) for p in page if p.leader >= 0]
+        shown, pages = _page(partitions, params.page, PARTITIONS_MAX)
+        led = [TopicPartition(params.topic, p.partition) for p in shown if p.leader >= 0]
         offsets, stable = log.offsets(led), log.stable_ends(led)
         ids = log.partitions_of([params.topic])
         config = kafka_topics.config(log, params.topic)
     disks = state.ask_brokers(lambda brokers: brokers.disks([params.topic])) or {}
     rows = []
-    for p in page:
+    for p in shown:
         tp = TopicPartition(params.topic, p.partition)
         first, end = offsets.get(tp, (0, 0))
         last = stable.get(tp, 0)
@@ -278,7 +282,7 @@ def topic(state: AppState, params: TopicParams) -> TopicAnswer:
         partitions=tuple(rows),
         all_partitions=len(partitions),
         page=params.page,
-        pages=max(1, -(-len(partitions) // PARTITIONS_MAX)),
+        pages=pages,
         offsets=sum(p.end - p.earliest for p in rows),
         open_offsets=sum(p.end - p.stable_end for p in rows),
         under_replicated=sum(p.under_replicated for p in partitions),
@@ -316,7 +320,7 @@ class TopicGroupsAnswer:
 
 
 class TopicGroupsParams(Params):
-    topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+    topic: TopicName
     page: Annotated[int, Field(ge=1, le=10_000, description="page of the list of all groups, by name")] = 1
 
 
@@ -324,7 +328,7 @@ def topic_groups(state: AppState, params: TopicGroupsParams) -> TopicGroupsAnswe
     """The groups that have positions in a topic. Each of the cluster's is asked, sixty at a time."""
     with state.log() as log:
         states = kafka_groups.names(log)
-        names = list(states)[(params.page - 1) * GROUPS_MAX : params.page * GROUPS_MAX]
+        names, pages = _page(list(states), params.page, GROUPS_MAX)
         positions = {
             group: {tp: offset for tp, offset in committed.items() if tp.topic == params.topic}
             for group, committed in kafka_groups.positions(log, names).items()
@@ -347,7 +351,7 @@ def topic_groups(state: AppState, params: TopicGroupsParams) -> TopicGroupsAnswe
         params.topic,
         tuple(sorted(rows, key=lambda row: -row.lag)),
         params.page,
-        max(1, -(-len(states) // GROUPS_MAX)),
+        pages,
         before + 1,
         before + len(names),
         len(states),
@@ -384,7 +388,7 @@ def groups(state: AppState, params: GroupsParams) -> GroupsAnswer:
     """All consumer groups, sixty at a time."""
     with state.log() as log:
         matches = [name for name in kafka_groups.names(log) if params.q.lower() in name.lower()]
-        names = matches[(params.page - 1) * GROUPS_MAX : params.page * GROUPS_MAX]
+        names, pages = _page(matches, params.page, GROUPS_MAX)
         described = kafka_groups.describe(log, names)
         positions = kafka_groups.positions(log, names)
         led = {TopicPartition(p.topic, p.partition) for p in log.cluster().partitions if p.leader >= 0}
@@ -392,24 +396,17 @@ def groups(state: AppState, params: GroupsParams) -> GroupsAnswer:
         affordable = len(tps) <= OFFSETS_MAX
         ends = log.stable_ends(tps, skip_deleted=True) if affordable else {}
     owners = state.watch.groups()
-    rows = tuple(
-        GroupRow(
-            p.name,
-            p.state,
-            len(p.members),
-            tuple(sorted({tp.topic for tp in positions[p.name]})),
-            sum(max(0, ends[tp] - offset) for tp, offset in positions[p.name].items() if tp in ends)
-            if affordable
-            else None,
-            owners.get(p.name, ""),
-        )
-        for p in described
-    )
-    return GroupsAnswer(rows, len(matches), params.page, max(1, -(-len(matches) // GROUPS_MAX)))
+    rows = []
+    for g in described:
+        committed = positions[g.name]
+        lag = sum(max(0, ends[tp] - offset) for tp, offset in committed.items() if tp in ends) if affordable else None
+        read = tuple(sorted({tp.topic for tp in committed}))
+        rows.append(GroupRow(g.name, g.state, len(g.members), read, lag, owners.get(g.name, "")))
+    return GroupsAnswer(tuple(rows), len(matches), params.page, pages)
 
 
 class GroupParams(Params):
-    group: Annotated[str, Field(min_length=1, max_length=255)]
+    group: GroupName
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,11 +481,7 @@ class TransactionsAnswer:
 def transactions(state: AppState, _: NoParams) -> TransactionsAnswer:
     """Partitions in which a transaction is open, the oldest first."""
     with state.log() as log:
-        every = [
-            TopicPartition(pipeline.topic, pipeline.partition)
-            for pipeline in log.cluster().partitions
-            if pipeline.leader >= 0
-        ]
+        every = [TopicPartition(p.topic, p.partition) for p in log.cluster().partitions if p.leader >= 0]
         tps = [tp for tp in every if not tp.topic.startswith("__")][:OFFSETS_MAX]
         # The stable ends first: an end only grows, so what is open between the two was open at the first question.
         stable = log.stable_ends(tps, skip_deleted=True)
@@ -509,20 +502,10 @@ def transactions(state: AppState, _: NoParams) -> TransactionsAnswer:
         stamp = stamps.get(tp)
         since = stamp / 1000 if stamp is not None and stamp >= 0 else None
         # The oldest one is where readers stand; it may have ended between the two questions.
-        holder = next((pipeline for pipeline in (holders or {}).get(tp, []) if pipeline.first_offset == offset), None)
-        rows.append(
-            OpenTransaction(
-                tp.topic,
-                tp.partition,
-                offset,
-                ends[tp] - offset,
-                since,
-                _hangs(since, holder, now),
-                holder,
-                tuple(readers[tp.topic]),
-            )
-        )
-    rows.sort(key=lambda pipeline: (pipeline.since is None, pipeline.since or 0))
+        holder = next((holder for holder in (holders or {}).get(tp, []) if holder.first_offset == offset), None)
+        hanging, waiters = _hangs(since, holder, now), tuple(readers[tp.topic])
+        rows.append(OpenTransaction(tp.topic, tp.partition, offset, ends[tp] - offset, since, hanging, holder, waiters))
+    rows.sort(key=lambda row: (row.since is None, row.since or 0))
     return TransactionsAnswer(tuple(rows), len(tps), len(every) - len(tps), HANGING_S)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from avow.audit import archive
+from avow.dashboard.formatting import copy_fields
 from avow.dashboard.requests import NoParams, NotFound, Params
 from avow.guarantee import Guarantee
 from avow.prove import history, report
@@ -36,6 +37,8 @@ AUDITS_MAX = 200
 BAD = ("broken", "missed")
 OPEN = ("unproven", "unknown")
 PROOF_VERDICTS = ("held", *BAD, *OPEN)  # of a whole proof
+
+StoredProof = tuple[Path, dict[str, Any], list[RecordedCell]]  # a folder with a history, its first line, and its cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +111,11 @@ class Evidence:
         self._lock = threading.Lock()
         self._refreshed_at = -AGAIN_S
         self._files: dict[Path, tuple[tuple[float, int], Any]] = {}  # path -> (stamp, what was in it)
-        self._proofs: list[tuple[Path, dict[str, Any], list[RecordedCell]]] = []
+        self._proofs: list[StoredProof] = []
         self._audits: list[archive.StoredAudit] = []
 
-    def proofs(self) -> list[tuple[Path, dict[str, Any], list[RecordedCell]]]:
-        """Each folder with a history, its first line, and its cells. The newest first."""
+    def proofs(self) -> list[StoredProof]:
+        """The newest first."""
         self._refresh()
         return self._proofs
 
@@ -248,21 +251,16 @@ def proof(state: AppState, params: IdParams) -> ProofAnswer:
 
 
 def _cell(cell: RecordedCell) -> CellRow:
-    return CellRow(
-        cell.name,
-        cell.guarantee,
-        cell.fault,
-        cell.mode,
-        cell.engine,
-        cell.verdict,
-        cell.counts,
-        str(cell.end.get("why", "")),
-        float(cell.end.get("seconds", 0)),
-        tuple(str(text) for text in cell.end.get("fired", ()) if text),
-        tuple(cell.notes),
-        f"avow prove {cell.replay}" if cell.replay else "",
-        tuple(cell.rows),
-        tuple(cell.bars),
+    return copy_fields(
+        CellRow,
+        cell,
+        why=str(cell.end.get("why", "")),
+        seconds=float(cell.end.get("seconds", 0)),
+        fired=tuple(str(text) for text in cell.end.get("fired", ()) if text),
+        notes=tuple(cell.notes),
+        replay=f"avow prove {cell.replay}" if cell.replay else "",
+        rows=tuple(cell.rows),
+        faults=tuple(cell.bars),
     )
 
 

@@ -9,7 +9,7 @@ Owns: that choice. Must not know: any rule. Its neighbour is ``avow.model``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -181,12 +181,13 @@ def _harm(world: World, fault: Fault) -> tuple[str, World] | None:
 
 
 def _can_fail(world: World, fault: Fault) -> bool:
-    check: Callable[[World], object] = {
-        "crash": lambda world: any(driver.alive for driver in world.drivers),
-        "lost-answer": lambda world: _harm(world, "lost-answer"),
-        "zombie": lambda world: world.attempts,
-    }[fault]
-    return bool(check(world))
+    match fault:
+        case "crash":
+            return any(driver.alive for driver in world.drivers)
+        case "lost-answer":
+            return _harm(world, fault) is not None
+        case "zombie":
+            return bool(world.attempts)
 
 
 def _frame(number: int, label: str, world: World, *, fault: bool, can_fail: bool = False) -> Frame:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -54,10 +53,7 @@ class FormattedValue:
 
 def visible(text: str, keep: str = "") -> str:
     """Control codes and direction marks are shown, not obeyed. ``keep``: those that may stay."""
-    return "".join(
-        c if c in keep or (c.isprintable() and unicodedata.category(c) != "Cf") else c.encode("unicode_escape").decode()
-        for c in text
-    )
+    return "".join(c if c in keep or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def format_value(value: bytes | None, *, whole: bool = False, size: int | None = None) -> FormattedValue | None:
@@ -74,12 +70,21 @@ def format_value(value: bytes | None, *, whole: bool = False, size: int | None =
         short = text[:SHORT_CHARS]
         return FormattedValue(size, kind, short, "", "", 0, cut or len(short) < len(text))
     raw = visible(text, keep="\n\t")
+    laid_out = visible(indented_json(text), keep="\n") if kind == "json" else ""
     first = value[:HEX_BYTES]
-    if kind == "json":
-        return FormattedValue(
-            size, kind, visible(indented_json(text), keep="\n"), raw, hex_lines(first), len(first), cut
-        )
-    return FormattedValue(size, kind, raw, "", hex_lines(first), len(first), cut)
+    return FormattedValue(size, kind, laid_out or raw, raw if laid_out else "", hex_lines(first), len(first), cut)
+
+
+def format_record(
+    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+) -> dict[str, Any]:
+    """The bytes of a record that has a page of its own."""
+    return {
+        "key": format_value(key, whole=True),
+        "value": format_value(value, whole=True),
+        "headers": format_headers(headers),
+        "more_headers": max(0, len(headers) - HEADERS_MAX),
+    }
 
 
 def format_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[tuple[str, FormattedValue | None], ...]:
@@ -210,15 +215,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Any] = {
-        "number": number,
-        "size": size,
-        "duration": duration,
-        "ago": ago,
-        "moment": moment,
-        "moment_ms": moment_ms,
-        "visible": visible,
-    }
-    templates.filters.update(filters)
+    templates.filters.update(
+        number=number, size=size, duration=duration, ago=ago, moment=moment, moment_ms=moment_ms, visible=visible
+    )
     templates.globals["url"] = url
     return templates

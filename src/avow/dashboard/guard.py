@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_CHARS_MIN = 16
 LOGIN = "/login"
-OPEN = (LOGIN, "/static/")  # what a browser needs to show the login
+OPEN = (LOGIN, "/static")  # what a browser needs to show the login
 
 POLICY = "; ".join(
     (
@@ -126,15 +126,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope["method"], scope["path"], Headers(scope=scope), cookie_of(scope))
-
-        plain = scope["scheme"] == "http" and _is_remote_address(Headers(scope=scope).get("host", ""))
+        request = Headers(scope=scope)
+        refusal = self._refusal(scope["method"], scope["path"], request, cookie_of(scope))
+        plain = scope["scheme"] == "http" and _is_remote_address(request.get("host", ""))
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
+                headers.update(HEADERS)
                 if not plain:
                     headers["Cross-Origin-Opener-Policy"] = "same-origin"
                 headers.setdefault("Cache-Control", "no-store")
@@ -147,7 +146,7 @@ class Guard:
         if not rules.host_allowed(headers.get("host", "")):
             return PlainTextResponse("This host name is not allowed: see avow dashboard --allow-host.\n", 421)
         if not rules.admits(headers, cookie) and not any(
-            path == prefix or path.startswith(prefix + "/") for prefix in _OPEN
+            path == prefix or path.startswith(prefix + "/") for prefix in OPEN
         ):
             if path.startswith("/api") or path == "/metrics":
                 refused = {"problem": "the token is missing or wrong", "advice": "Send Authorization: Bearer TOKEN."}
@@ -180,6 +179,3 @@ class Guard:
         except ValueError:
             return False
         return parsed.netloc == headers.get("host") or parsed.hostname in self._rules.hosts
-
-
-_OPEN = tuple(path.rstrip("/") for path in OPEN)

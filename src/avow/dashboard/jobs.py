@@ -40,7 +40,6 @@ class Job:
     done: str = ""  # the result
     verdict: str = ""
     advice: str = ""
-    kept: str = ""  # the file of an audit's report
     problem: str = ""
 
     @property
@@ -106,7 +105,7 @@ class Jobs:
                     continue
                 if "progress" in message and len(job.progress) < LINES_MAX:
                     job.progress.append((time.time() - job.began, str(message["progress"])))
-                for name in ("done", "verdict", "advice", "kept", "problem"):
+                for name in ("done", "verdict", "advice", "problem"):
                     if name in message:
                         setattr(job, name, str(message[name]))
         code = job.process.wait()

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from avow.dashboard.formatting import HEADERS_MAX, FormattedValue, copy_fields, format_headers, format_value
-from avow.dashboard.requests import OFFSET_MAX, PARTITION_MAX, NotFound, Params, check_position, empty_as_none
+from avow.dashboard.fields import Offset, OptionalOffset, OptionalPartition, OptionalTime, PartitionNumber, TopicName
+from avow.dashboard.formatting import FormattedValue, copy_fields, format_record, format_value
+from avow.dashboard.requests import NotFound, Params, check_position
 from avow.dashboard.state import AppState
 from avow.errors import ConfigError
 from avow.kafka.browse import BrowsedRecord, Browser, Look, Meant
@@ -26,35 +27,6 @@ from avow.kafka.browse import BrowsedRecord, Browser, Look, Meant
 TOGETHER_MAX = 64  # partitions that are looked at side by side
 EXPORT_MAX = 5_000  # records
 TAIL_BACK = 200  # offsets of a partition, when a tail is resumed
-TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
-
-
-class MessagesParams(Params):
-    topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[
-        int | None, Field(ge=0, le=PARTITION_MAX, description="one partition; if absent, all of them")
-    ] = None
-    at: Annotated[Literal["newest", "oldest", "offset", "time"], Field(description="where to start")] = "newest"
-    offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX, description="with at=offset: start here")] = None
-    time: Annotated[datetime | None, Field(description="with at=time: start here, UTC unless it has a zone")] = None
-    q: Annotated[str, Field(max_length=200, description="text to find in key, value or headers; case-insensitive")] = ""
-    onwards: Annotated[str, Field(max_length=4_000, description="a cursor: records from here on")] = ""
-    before: Annotated[str, Field(max_length=4_000, description="a cursor: records before it")] = ""
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-
-    _empty = field_validator("partition", "offset", "time", mode="before")(empty_as_none)
-
-    @model_validator(mode="after")
-    def _check_position(self) -> Self:
-        if not (self.onwards or self.before):  # a cursor is a place of its own
-            check_position("at", self.at, offset=self.offset, time=self.time)
-        return self
-
-    @field_validator("onwards", "before")
-    @classmethod
-    def _cursor(cls, value: str) -> str:
-        parse_cursor(value)
-        return value
 
 
 def parse_cursor(text: str) -> dict[int, int]:
@@ -70,6 +42,36 @@ def parse_cursor(text: str) -> dict[int, int]:
 
 def write_cursor(cursor: dict[int, int]) -> str:
     return ",".join(f"{partition}:{offset}" for partition, offset in sorted(cursor.items()))
+
+
+def _checked_cursor(text: str) -> str:
+    parse_cursor(text)
+    return text
+
+
+Cursor = Annotated[str, Field(max_length=4_000), AfterValidator(_checked_cursor)]
+
+
+class MessagesParams(Params):
+    topic: TopicName
+    partition: Annotated[OptionalPartition, Field(description="one partition; if absent, all of them")] = None
+    at: Annotated[Literal["newest", "oldest", "offset", "time"], Field(description="where to start")] = "newest"
+    offset: Annotated[OptionalOffset, Field(description="with at=offset: start here")] = None
+    time: Annotated[OptionalTime, Field(description="with at=time: start here, UTC unless it has a zone")] = None
+    q: Annotated[str, Field(max_length=200, description="text to find in key, value or headers; case-insensitive")] = ""
+    onwards: Annotated[Cursor, Field(description="a cursor: records from here on")] = ""
+    before: Annotated[Cursor, Field(description="a cursor: records before it")] = ""
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+    @model_validator(mode="after")
+    def _check_position(self) -> Self:
+        if not (self.onwards or self.before):  # a cursor is a place of its own
+            check_position("at", self.at, offset=self.offset, time=self.time)
+        return self
+
+    @property
+    def backwards(self) -> bool:
+        return bool(self.before) or (not self.onwards and self.at == "newest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +113,19 @@ def messages(state: AppState, params: MessagesParams) -> MessagesAnswer:
     """Records of a topic, some at a time, filtered by ``q`` if given."""
     with state.browser() as browser:
         try:
-            firsts, ends = _bounds(browser, params)
+            firsts, ends = _bounds(browser, params.topic, params.partition)
         except TooMany as many:
             return MessagesAnswer(params.topic, many.partitions, (), True, 0, "", "", "", "", choose=True)
-        backwards = bool(params.before) or (not params.onwards and params.at == "newest")
         begin = _begin(browser, params, firsts, ends)
-        look = _read_records(browser, params, begin, backwards=backwards)
-    low = look.cursor if backwards else begin
-    high = begin if backwards else look.cursor
+        look = _read_records(browser, params, begin)
+    low, high = (look.cursor, begin) if params.backwards else (begin, look.cursor)
     older = write_cursor(low) if any(low[p] > firsts[p] for p in low) else ""
     newer = write_cursor(high) if any(high[p] < ends[p] for p in high) else ""
     return MessagesAnswer(
         topic=params.topic,
         partitions=len(firsts),
         messages=tuple(map(row, look.seen)),
-        newest_first=backwards,
+        newest_first=params.backwards,
         scanned=look.looked_at,
         older=older,
         newer=newer,
@@ -134,12 +134,12 @@ def messages(state: AppState, params: MessagesParams) -> MessagesAnswer:
     )
 
 
-def _bounds(browser: Browser, params: MessagesParams) -> tuple[dict[int, int], dict[int, int]]:
-    firsts, ends = browser.bounds(params.topic, None if params.partition is None else [params.partition])
+def _bounds(browser: Browser, topic: str, partition: int | None) -> tuple[dict[int, int], dict[int, int]]:
+    firsts, ends = browser.bounds(topic, None if partition is None else [partition])
     if not firsts:
-        raise NotFound(f"{params.topic} has no partition {params.partition}")
+        raise NotFound(f"{topic} has no partition {partition}")
     if len(firsts) > TOGETHER_MAX:
-        raise TooMany(params.topic, len(firsts))
+        raise TooMany(topic, len(firsts))
     return firsts, ends
 
 
@@ -163,11 +163,9 @@ def in_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _read_records(browser: Browser, params: MessagesParams, begin: dict[int, int], *, backwards: bool) -> Look:
-    matches = containing(params.q) if params.q else None
-    if backwards:
-        return browser.backwards(params.topic, begin, params.limit, matches)
-    return browser.forwards(params.topic, begin, params.limit, matches)
+def _read_records(browser: Browser, params: MessagesParams, begin: dict[int, int]) -> Look:
+    read = browser.backwards if params.backwards else browser.forwards
+    return read(params.topic, begin, params.limit, containing(params.q) if params.q else None)
 
 
 def containing(text: str) -> Meant:
@@ -187,9 +185,9 @@ def row(record: BrowsedRecord) -> MessageRow:
 
 
 class MessageParams(Params):
-    topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)]
-    offset: Annotated[int, Field(ge=0, le=OFFSET_MAX)]
+    topic: TopicName
+    partition: PartitionNumber
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +206,7 @@ class MessageAnswer:
 def message(state: AppState, params: MessageParams) -> MessageAnswer:
     """One record as a whole: as text, or JSON laid out and raw, and in hex, with its headers."""
     record = _read_record(state, params)
-    return copy_fields(
-        MessageAnswer,
-        record,
-        key=format_value(record.key, whole=True),
-        value=format_value(record.value, whole=True),
-        headers=format_headers(record.headers),
-        more_headers=max(0, len(record.headers) - HEADERS_MAX),
-    )
+    return copy_fields(MessageAnswer, record, **format_record(record.key, record.value, record.headers))
 
 
 def _read_record(state: AppState, params: MessageParams) -> BrowsedRecord:
@@ -241,9 +232,8 @@ def export(state: AppState, params: MessagesParams) -> Iterator[bytes]:
     """The records of a look as JSON lines. What is not text is base64, under another name."""
     whole = params.model_copy(update={"limit": EXPORT_MAX})
     with state.browser() as browser:
-        firsts, ends = _bounds(browser, whole)
-        backwards = bool(whole.before) or (not whole.onwards and whole.at == "newest")
-        look = _read_records(browser, whole, _begin(browser, whole, firsts, ends), backwards=backwards)
+        firsts, ends = _bounds(browser, whole.topic, whole.partition)
+        look = _read_records(browser, whole, _begin(browser, whole, firsts, ends))
     for record in look.seen:
         line: dict[str, Any] = {
             "topic": record.topic,
@@ -268,30 +258,15 @@ def _named(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 class TailParams(Params):
-    topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
+    topic: TopicName
+    partition: OptionalPartition = None
     q: Annotated[str, Field(max_length=200)] = ""
-    onwards: Annotated[str, Field(max_length=4_000, description="a cursor: start with the records after it")] = ""
-
-    _empty = field_validator("partition", mode="before")(empty_as_none)
-
-    @field_validator("onwards")
-    @classmethod
-    def _cursor(cls, value: str) -> str:
-        parse_cursor(value)
-        return value
+    onwards: Annotated[Cursor, Field(description="a cursor: start with the records after it")] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TailAnswer:
-    topic: str
-    partition: int | None
-    q: str
-
-
-def tail_page(_: AppState, params: TailParams) -> TailAnswer:
+def tail_page(_: AppState, params: TailParams) -> TailParams:
     """Where the live part of a topic is: the stream itself is ``/live/topics/TOPIC/tail``."""
-    return TailAnswer(params.topic, params.partition, params.q)
+    return params
 
 
 def tail(state: AppState, params: TailParams, stopped: Callable[[], bool]) -> Iterator[tuple[list[MessageRow], str]]:
@@ -299,7 +274,7 @@ def tail(state: AppState, params: TailParams, stopped: Callable[[], bool]) -> It
     matches = containing(params.q) if params.q else None
     cursor = parse_cursor(params.onwards)
     with state.browser() as browser:
-        firsts, ends = _bounds(browser, MessagesParams(topic=params.topic, partition=params.partition))
+        firsts, ends = _bounds(browser, params.topic, params.partition)
         # A browser that was away for long gets the newest only: the page shows the last few anyway.
         position = {p: min(max(cursor.get(p, end), firsts[p], end - TAIL_BACK), end) for p, end in ends.items()}
         for records in browser.follow(params.topic, position, stopped):

@@ -12,15 +12,21 @@ from avow.dashboard.pipelines import PipelineRow, row
 from avow.dashboard.state import AppState
 
 Value = tuple[dict[str, str], float | None]  # labels, and the value; None: not known
+OfPipeline = tuple[str, str, str, Callable[[PipelineRow], float | None]]  # name, type, help, value
 
-# One value for each pipeline: name, type, help, value.
-OF_PIPELINES: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]], ...] = (
-    (
-        "avow_pipeline_up",
-        "gauge",
-        "1 if the last sample could read ledger and topics",
-        lambda r: r.seen_at is not None and not r.problem,
-    ),
+LAST_PROOF = "the last proof of pipelines with this guarantee, sink, mode and engine"
+
+
+def is_up(row: PipelineRow) -> bool:
+    return row.seen_at is not None and not row.problem
+
+
+def lag_seconds(row: PipelineRow) -> float | None:
+    return row.lag_seconds if row.lag else 0
+
+
+OF_PIPELINES: tuple[OfPipeline, ...] = (
+    ("avow_pipeline_up", "gauge", "1 if the last sample could read ledger and topics", is_up),
     ("avow_pipeline_seen_timestamp_seconds", "gauge", "time of the last successful sample", lambda r: r.seen_at),
     (
         "avow_audit_timestamp_seconds",
@@ -28,14 +34,9 @@ OF_PIPELINES: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]],
         "time of the last stored audit",
         lambda r: r.audit.at if r.audit else None,
     ),
-    (
-        "avow_proof_timestamp_seconds",
-        "gauge",
-        "time of the last proof of pipelines with this guarantee, sink, mode and engine",
-        lambda r: r.proof.at if r.proof else None,
-    ),
+    ("avow_proof_timestamp_seconds", "gauge", f"time of {LAST_PROOF}", lambda r: r.proof.at if r.proof else None),
 )
-OF_REACHABLE: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]], ...] = (
+OF_REACHABLE: tuple[OfPipeline, ...] = (
     ("avow_pipeline_run", "gauge", "number of the newest run", lambda r: r.run),
     ("avow_pipeline_processes", "gauge", "members of the consumer engine's group, if known", lambda r: r.processes),
     ("avow_records_read_total", "counter", "records claimed", lambda r: r.read),
@@ -43,12 +44,7 @@ OF_REACHABLE: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]],
     ("avow_records_skipped_total", "counter", "records skipped as declared", lambda r: r.skipped),
     ("avow_dead_letters", "gauge", "dead letters not redriven", lambda r: r.dead),  # a redrive lowers it
     ("avow_lag_records", "gauge", "committed records not claimed yet (upper bound)", lambda r: r.lag),
-    (
-        "avow_lag_seconds",
-        "gauge",
-        "age of the oldest committed record not claimed yet, if known",
-        lambda r: lag_seconds(r),
-    ),
+    ("avow_lag_seconds", "gauge", "age of the oldest committed record not claimed yet, if known", lag_seconds),
     ("avow_records_per_second", "gauge", "records claimed per second", lambda r: r.rate),
 )
 
@@ -56,7 +52,7 @@ OF_REACHABLE: tuple[tuple[str, str, str, Callable[[PipelineRow], float | None]],
 def text(state: AppState) -> str:
     watched = state.watch.pipelines()
     rows = [row(state, pipeline) for pipeline in watched]
-    reachable = [r for r in rows if r.seen_at is not None and not r.problem]
+    reachable = [r for r in rows if is_up(r)]
     lines: list[str] = []
     for metrics, pipelines in ((OF_PIPELINES, rows), (OF_REACHABLE, reachable)):
         for name, kind, description, value in metrics:
@@ -65,29 +61,18 @@ def text(state: AppState) -> str:
     audits = _verdicts(((r.name, r.audit) for r in rows), ("held", "broken", "unknown"))
     proofs = _verdicts(((r.name, r.proof) for r in rows), PROOF_VERDICTS)
     lines += _metric("avow_audit_verdict", "gauge", "1 for the verdict of the last stored audit", audits)
-    lines += _metric(
-        "avow_proof_verdict",
-        "gauge",
-        "1 for the worst verdict of the last proof of pipelines with this guarantee, sink, mode and engine",
-        proofs,
-    )
+    lines += _metric("avow_proof_verdict", "gauge", f"1 for the worst verdict of {LAST_PROOF}", proofs)
     partitions = [
         ({"pipeline": pipeline.name, "topic": p.topic, "partition": str(p.partition)}, p)
         for pipeline in watched
         if pipeline.sample and not (pipeline.problem or pipeline.failure)
         for p in pipeline.sample.partitions
     ]
-    lines += _metric(
-        "avow_position", "gauge", "next offset to claim", ((labels, p.position) for labels, p in partitions)
-    )
-    lines += _metric(
-        "avow_stable_end", "gauge", "last stable offset", ((labels, p.stable_end) for labels, p in partitions)
-    )
+    positions = ((labels, p.position) for labels, p in partitions)
+    lines += _metric("avow_position", "gauge", "next offset to claim", positions)
+    ends = ((labels, p.stable_end) for labels, p in partitions)
+    lines += _metric("avow_stable_end", "gauge", "last stable offset", ends)
     return "\n".join(lines) + "\n"
-
-
-def lag_seconds(row: PipelineRow) -> float | None:
-    return row.lag_seconds if row.lag else 0
 
 
 def _verdicts(rows: Iterable[tuple[str, AuditRow | ProofRow | None]], words: Iterable[str]) -> Iterator[Value]:

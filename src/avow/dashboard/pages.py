@@ -26,7 +26,6 @@ class Page:
     title: str  # with {names} of the path
     nav: str  # which entry of the menu it belongs to
     template: str
-    whole: bool = True  # False: a part of another page, loaded by it
 
     @property
     def params(self) -> type[Params]:
@@ -47,8 +46,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 PAGES = (
     Page("/pipelines", pipelines.pipelines, "Pipelines", "pipelines", "pipelines.html"),
     Page("/pipelines/{name}", pipelines.pipeline, "{name}", "pipelines", "pipeline.html"),
-    Page("/pipelines/{name}/claims", pipelines.claims, "Claims of {name}", "pipelines", "claims.html", whole=False),
-    Page("/pipelines/{name}/charts", pipelines.charts, "Charts of {name}", "pipelines", "", whole=False),
+    Page("/pipelines/{name}/claims", pipelines.claims, "Claims of {name}", "pipelines", "claims.html"),
+    Page("/pipelines/{name}/charts", pipelines.charts, "Charts of {name}", "pipelines", ""),
     Page(
         "/pipelines/{name}/dead-letters",
         pipelines.dead_letters,
@@ -63,14 +62,12 @@ PAGES = (
         "pipelines",
         "dead_letter.html",
     ),
-    Page("/pipelines/{name}/receipt", pipelines.receipt, "Find a record", "pipelines", "receipt.html", whole=False),
+    Page("/pipelines/{name}/receipt", pipelines.receipt, "Find a record", "pipelines", "receipt.html"),
     Page("/jobs/{number}", pipelines.job, "Job {number}", "pipelines", "job.html"),
     Page("/cluster", cluster.cluster, "Cluster", "cluster", "cluster.html"),
     Page("/topics", cluster.topics, "Topics", "topics", "topics.html"),
     Page("/topics/{topic}", cluster.topic, "{topic}", "topics", "topic.html"),
-    Page(
-        "/topics/{topic}/groups", cluster.topic_groups, "Groups of {topic}", "topics", "topic_groups.html", whole=False
-    ),
+    Page("/topics/{topic}/groups", cluster.topic_groups, "Groups of {topic}", "topics", "topic_groups.html"),
     Page("/topics/{topic}/messages", messages.messages, "Messages of {topic}", "topics", "messages.html"),
     Page(
         "/topics/{topic}/messages/{partition}/{offset}",
@@ -89,7 +86,7 @@ PAGES = (
 )
 
 # Not a question with an answer: what loads the live part.
-TAIL = Page("/topics/{topic}/messages/tail", messages.tail_page, "Tail", "topics", "tail.html", whole=False)
+TAIL = Page("/topics/{topic}/messages/tail", messages.tail_page, "Tail", "topics", "tail.html")
 
 # The menu: the name of an entry, its path, its words, and the second key of its shortcut (g, then this one).
 MENU = (

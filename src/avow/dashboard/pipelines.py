@@ -13,15 +13,16 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from avow import sinks
 from avow.clients.outcome import Receipt
 from avow.clients.receipts import Receipts
 from avow.dashboard.evidence import AuditRow, ProofRow
-from avow.dashboard.formatting import HEADERS_MAX, FormattedValue, copy_fields, format_headers, format_value, visible
+from avow.dashboard.fields import Offset, OptionalOffset, OptionalPartition, PartitionNumber, TopicName
+from avow.dashboard.formatting import FormattedValue, copy_fields, format_record, format_value, visible
 from avow.dashboard.jobs import Job
-from avow.dashboard.requests import OFFSET_MAX, PARTITION_MAX, NoParams, NotFound, Params, empty_as_none
+from avow.dashboard.requests import NoParams, NotFound, Params
 from avow.dashboard.state import AppState
 from avow.dashboard.watch import PartitionSample, WatchedPipeline
 from avow.errors import AvowError, ConfigError
@@ -30,9 +31,6 @@ from avow.plan import Hop, plan
 from avow.settings import PipelineConfig
 from avow.sinks.base import Claim, DeadLetterPreview
 
-NAME = r"^[A-Za-z0-9._-]{1,200}$"
-TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
-REASON = r"^[A-Za-z0-9._-]{0,100}$"
 MOVING_S = 15.0  # positions that moved so lately are moving
 STALLED_S = 60.0  # records that wait so long while positions stand: what runs is stuck, or nothing runs
 CLAIMS_EACH = 120  # of a partition, for charts
@@ -140,11 +138,8 @@ def _state(watched: WatchedPipeline) -> str:
         return "moving"
     if not sample.lag:
         return "drained"
-    return (
-        "stalled"
-        if watched.waiting_since is not None and time.time() - watched.waiting_since >= STALLED_S
-        else "behind"
-    )
+    stalled = watched.waiting_since is not None and time.time() - watched.waiting_since >= STALLED_S
+    return "stalled" if stalled else "behind"
 
 
 def _topics(pipeline: PipelineConfig) -> str:
@@ -158,7 +153,7 @@ def _topics(pipeline: PipelineConfig) -> str:
 
 
 class NameParams(Params):
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,15 +326,12 @@ def _batches(claims: list[Claim]) -> list[tuple[float, int, float | None]]:
 # Dead letters
 
 
-class DeadLettersParams(Params):
-    name: Annotated[str, Field(pattern=NAME)]
-    reason: Annotated[str, Field(pattern=REASON)] = ""
+class DeadLettersParams(NameParams):
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,100}$")] = ""
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{0,249}$")] = ""
-    partition: Annotated[int | None, Field(ge=0, le=PARTITION_MAX)] = None
-    from_offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
-    until_offset: Annotated[int | None, Field(ge=0, le=OFFSET_MAX)] = None
-
-    _empty = field_validator("partition", "from_offset", "until_offset", mode="before")(empty_as_none)
+    partition: OptionalPartition = None
+    from_offset: OptionalOffset = None
+    until_offset: OptionalOffset = None
 
     def selection(self) -> SelectionOptions:
         return cast(SelectionOptions, self.model_dump(exclude={"name"}, exclude_defaults=True))
@@ -392,11 +384,10 @@ def _dead_letter_row(preview: DeadLetterPreview) -> DeadLetterRow:
     return copy_fields(DeadLetterRow, preview, detail=visible(preview.detail), value=value)
 
 
-class OffsetParams(Params):
-    name: Annotated[str, Field(pattern=NAME)]
-    topic: Annotated[str, Field(pattern=TOPIC)]
-    partition: Annotated[int, Field(ge=0, le=PARTITION_MAX)]
-    offset: Annotated[int, Field(ge=0, le=OFFSET_MAX)]
+class OffsetParams(NameParams):
+    topic: TopicName
+    partition: PartitionNumber
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,10 +418,7 @@ def dead_letter(state: AppState, params: OffsetParams) -> DeadLetterAnswer:
         dead_letter,
         name=params.name,
         detail=visible(dead_letter.detail),
-        key=format_value(dead_letter.key, whole=True),
-        value=format_value(dead_letter.value, whole=True),
-        headers=format_headers(dead_letter.headers),
-        more_headers=max(0, len(dead_letter.headers) - HEADERS_MAX),
+        **format_record(dead_letter.key, dead_letter.value, dead_letter.headers),
     )
 
 
@@ -459,14 +447,8 @@ def receipt(state: AppState, params: OffsetParams) -> ReceiptAnswer:
     dead = f"{answer.reason}: {answer.error}" if answer.reason else ""
     detail = visible("; ".join(filter(None, (dead, answer.detail))))
     sentence = f"{answer.state.capitalize()}: {detail}" if detail else answer.state.capitalize()
-    return ReceiptAnswer(
-        params.name,
-        params.topic,
-        params.partition,
-        params.offset,
-        answer.state,
-        TONES.get(answer.state, "warn"),
-        sentence,
+    return copy_fields(
+        ReceiptAnswer, params, state=answer.state, tone=TONES.get(answer.state, "warn"), sentence=sentence
     )
 
 

@@ -9,9 +9,6 @@ from pydantic import BaseModel, ConfigDict
 
 from avow.errors import AvowError
 
-PARTITION_MAX = 2**31 - 1  # as Kafka counts them
-OFFSET_MAX = 2**63 - 2
-
 
 class NotFound(AvowError):
     """What was requested does not exist: 404."""
@@ -33,11 +30,6 @@ def check_position(name: str, chosen: str, **typed: object) -> None:
             raise ValueError(f"{word} needs {name}={word}, but {name} is {chosen}")
         if value is None and chosen == word:
             raise ValueError(f"{name}={word} needs a value for {word}")
-
-
-def empty_as_none(value: object) -> object:
-    """For optional fields: a form sends a field that was left empty as an empty string."""
-    return None if value == "" else value
 
 
 class NoParams(Params):

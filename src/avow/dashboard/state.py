@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from queue import Empty, Full, LifoQueue
 from typing import Generic, Protocol, TypeVar
 
 from avow.dashboard.evidence import Evidence
@@ -39,30 +40,28 @@ class Pool(Generic[Client]):
 
     def __init__(self, make: Callable[[], Client]) -> None:
         self._make = make
-        self._idle: list[Client] = []
-        self._lock = threading.Lock()
+        self._idle: LifoQueue[Client] = LifoQueue(IDLE_MAX)
 
     @contextmanager
     def borrow(self) -> Iterator[Client]:
-        with self._lock:
-            client = self._idle.pop() if self._idle else None
-        if client is None:
-            client = self._make()
+        client = self._take() or self._make()
         try:
             yield client
         except BaseException:
             client.close()
             raise
-        with self._lock:
-            if keep := len(self._idle) < IDLE_MAX:
-                self._idle.append(client)
-        if not keep:
+        try:
+            self._idle.put_nowait(client)
+        except Full:
             client.close()
 
+    def _take(self) -> Client | None:
+        with suppress(Empty):
+            return self._idle.get_nowait()
+        return None
+
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for client in idle:
+        while client := self._take():
             client.close()
 
 
@@ -109,10 +108,10 @@ class AppState:
         """For reading records."""
         return self._browsers.borrow()
 
-    def ask_brokers(self, params: Callable[[Brokers], Answer]) -> Answer | None:
+    def ask_brokers(self, ask: Callable[[Brokers], Answer]) -> Answer | None:
         """A request to the brokers themselves; None if it fails: pages are shown without these values."""
         with suppress(SourceError), self._brokers.borrow() as brokers:
-            return params(brokers)
+            return ask(brokers)
         return None
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from avow import sinks
@@ -242,12 +242,8 @@ class Watch:
         watched.waiting_since = (watched.waiting_since or sample.at) if sample.lag else None
         watched.reads = frozenset(partition.topic for partition in sample.partitions) or watched.reads
         counts = sample.counts
-        watched.points.append(
-            Point(
-                *(sample.at, counts.read, counts.written, counts.dead, sample.lag),
-                sample.lag_seconds if sample.lag else 0.0,
-            )
-        )
+        lag_seconds = sample.lag_seconds if sample.lag else 0.0
+        watched.points.append(Point(sample.at, counts.read, counts.written, counts.dead, sample.lag, lag_seconds))
 
     def _sample(self, watched: WatchedPipeline, pipeline: PipelineConfig, at: float) -> Sample:
         with sinks.driver_sink(pipeline) as ledger:
@@ -324,10 +320,7 @@ def _partition_sample(
         end=max(end, stable),
         position=entry.position if entry else None,
         lag=lag,
-        read=counts.read,
-        written=counts.written,
-        dead=counts.dead,
-        skipped=counts.skipped,
+        **asdict(counts),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ def audit(file: Path, folder: Path) -> None:
     from avow.audit.archive import keep
 
     report = pipeline.audit(on_progress=lambda text: emit(progress=text))
-    path = keep(report, folder)
-    emit(done=report.sentence, verdict=str(report.verdict), advice=report.advice, kept=path.name)
+    keep(report, folder)
+    emit(done=report.sentence, verdict=str(report.verdict), advice=report.advice)
 
 
 def redrive(file: Path, which: dict[str, Any]) -> None:
@@ -43,8 +42,7 @@ def redrive(file: Path, which: dict[str, Any]) -> None:
             **which,
         )
     )
-    words = f"{done.written:,} written, {done.skipped:,} skipped, {done.still_dead:,} still dead letters"
-    emit(done=words, verdict="", advice="", kept="", counts=asdict(done))
+    emit(done=f"{done.written:,} written, {done.skipped:,} skipped, {done.still_dead:,} still dead letters")
 
 
 def main() -> None:
