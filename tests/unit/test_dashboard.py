@@ -29,6 +29,7 @@ from avow.dashboard.formatting import (
     SHORT_CHARS,
     environment,
     format_headers,
+    format_record,
     format_value,
     hex_lines,
     number,
@@ -149,6 +150,8 @@ def test_bytes_are_shown_in_part() -> None:
     assert cut is not None
     assert cut.kind == "text"
     assert format_value(None) is None
+    stored = format_record(None, b"the beginning", [], full_bytes=5_000)["value"]
+    assert (stored.size, stored.cut) == (5_000, True), "of a dead letter that could not be stored whole"
 
 
 TOKENS = b'{"a":1.10,"a":12345678901234567890.123456789,"b":[1e999,-0,{}, [ ]],"c":{"x, \\"y\\": [":"\\u00e9"}}'

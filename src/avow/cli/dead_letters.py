@@ -106,8 +106,11 @@ def show(file: Path, topic: str, partition: int, offset: int, as_json: bool) -> 
     console.print(Text(f"{dead_letter.reason}: {visible(dead_letter.detail)}"))
     for name, value in dead_letter.headers:
         console.print(Text(f"header {visible(name)}: {_short(value)}"))
-    for title, value in (("key", dead_letter.key), ("value", dead_letter.value)):
-        console.print(Text(f"\n{title}, {'null' if value is None else f'{len(value):,} bytes'}", style="bold"))
+    full = dead_letter.full_bytes
+    beginning = "" if full is None else f", the beginning of {full:,}: the sink could not store the whole record"
+    for title, value, note in (("key", dead_letter.key, ""), ("value", dead_letter.value, beginning)):
+        size = "null" if value is None else f"{len(value):,} bytes"
+        console.print(Text(f"\n{title}, {size}{note}", style="bold"))
         if value:
             console.print(Text(visible(value.decode(errors="replace"))))
             console.print(Text(_hex(value[:HEX_BYTES]), style="dim"))

@@ -244,7 +244,8 @@ def groups(names: tuple[str, ...], selection: ClusterSelection, as_json: bool) -
 
     with Log(selection.source(), "avow") as log:
         states = {} if names else kafka_groups.names(log)
-        kafka_groups.refuse_missing(log, names)
+        if names:
+            kafka_groups.refuse_missing(log, names)
         described = [(group, kafka_groups.lag(log, group.name)) for group in kafka_groups.describe(log, names)]
     console = Console(highlight=False)
     if not names:

@@ -164,11 +164,7 @@ class ProduceJob:
         from avow.clients.cluster import facts
 
         if facts(self.connection, self.topic) is None:
-            raise ConfigError(
-                f"topic {self.topic} does not exist at {self.cluster.shown('brokers')}",
-                advice="`avow topics` lists the topics. Create it first, with the partitions and replicas it should "
-                "have.",
-            )
+            raise _no_topic(self.topic, self.cluster)
 
     def send_lines(self) -> None:
         """Each line by itself."""
@@ -369,6 +365,13 @@ class ProduceView(AbstractContextManager["ProduceView"]):
             self._console.print(f"{time.strftime('%H:%M:%S')} {plain(text)}", soft_wrap=True)
 
 
+def _no_topic(topic: str, cluster: Source) -> ConfigError:
+    return ConfigError(
+        f"topic {topic} does not exist at {cluster.shown('brokers')}",
+        advice="`avow topics` lists the topics. Create it first, with the partitions and replicas it should have.",
+    )
+
+
 def _explain(choice: Choice, topic: str | None, cluster: Source | None, as_json: bool, *, resumable: bool) -> None:
     from avow.clients.cluster import connect, facts
 
@@ -376,7 +379,7 @@ def _explain(choice: Choice, topic: str | None, cluster: Source | None, as_json:
     if topic is not None and cluster is not None:
         topic_facts = facts(connect(cluster.brokers, unwrap_secrets(cluster.kafka), topic), topic)
         if topic_facts is None:
-            raise ConfigError(f"topic {topic} does not exist at {cluster.shown('brokers')}")
+            raise _no_topic(topic, cluster)
     sentences = list(explain(choice, topic_facts))
     if resumable:
         sentences.append(

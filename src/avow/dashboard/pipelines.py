@@ -418,7 +418,7 @@ def dead_letter(state: AppState, params: OffsetParams) -> DeadLetterAnswer:
         dead_letter,
         name=params.name,
         detail=visible(dead_letter.detail),
-        **format_record(dead_letter.key, dead_letter.value, dead_letter.headers),
+        **format_record(dead_letter.key, dead_letter.value, dead_letter.headers, dead_letter.full_bytes),
     )
 
 
