@@ -78,7 +78,7 @@ def format_value(value: bytes | None, *, whole: bool = False, size: int | None =
 def format_record(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]], full_bytes: int | None = None
 ) -> dict[str, Any]:
-    """The bytes of a record that has a page of its own. ``full_bytes``: of the value, where this is only its beginning."""
+    """The bytes of a record that has a page of its own. ``full_bytes``: the size of a value that was stored in part."""
     return {
         "key": format_value(key, whole=True),
         "value": format_value(value, whole=True, size=full_bytes),
