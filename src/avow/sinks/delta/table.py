@@ -35,14 +35,23 @@ from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAct
 
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
-from avow.ledger import Counts, Entry, Fingerprint
 from avow.settings import Lineage, PipelineConfig, unwrap_secrets
 from avow.sinks.base import PartitionState
 from avow.sinks.delta import log, stats
 from avow.sinks.delta.config import DeltaConfig
 from avow.sinks.lake.files import DataFile, Location, location_of
-from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
-from avow.sinks.lake.table import CommitConflict, LakeTable, RowFilter, TableLayout, among, quoted, same_keys
+from avow.sinks.lake.ledger_snapshot import LedgerSnapshot, entry_from, numbers_of
+from avow.sinks.lake.table import (
+    EVERY_OFFSET,
+    CommitConflict,
+    LakeTable,
+    RowFilter,
+    TableLayout,
+    among,
+    partition_problems,
+    quoted,
+    same_keys,
+)
 from avow.sinks.lake.task import DELETED, partition_text
 
 # What a writer can honour by adding files of whole rows. Anything else is refused by its name. The library itself adds
@@ -53,8 +62,8 @@ READER_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "variantType
 # In commits of ours the table is made with: without it a commit reads up to a hundred files of the log.
 CHECKPOINT_EVERY = 20
 
-_OFFSET_MAX = 2**63 - 1
-_NUMBERS = ("read", "written", "dead", "last_offset", "last_timestamp_ms", "last_crc32")
+_COUNTS, _LAST = ("read", "written", "dead"), ("last_offset", "last_timestamp_ms", "last_crc32")
+_NUMBERS = _COUNTS + _LAST  # as ``numbers_of`` gives them
 
 
 class Properties(TypedDict):
@@ -88,10 +97,6 @@ class DeltaLakeTable(LakeTable):
         """On one line and without its colours: the cause stands at the end."""
         plain = re.sub(r"\x1b\[\d*m|↳", " ", str(error))
         return " ".join(plain.split())[:400] or type(error).__name__
-
-    @property
-    def loaded(self) -> bool:
-        return self._table is not None
 
     @property
     def _handle(self) -> DeltaTable:
@@ -160,11 +165,10 @@ class DeltaLakeTable(LakeTable):
             position = numbers.get(self._of(tp))
             if position is None:
                 continue  # a crash before its first position: it is adopted again
-            read, written, dead, *last = (numbers.get(self._of(tp, name), 0) for name in _NUMBERS)
-            fingerprint = Fingerprint(*last) if self._of(tp, "last_offset") in numbers else None
-            counts = Counts(read, written, dead, read - written - dead)
+            names = _NUMBERS if self._of(tp, "last_offset") in numbers else _COUNTS
+            known = [numbers.get(self._of(tp, name), 0) for name in names]
             owner = numbers.get(self._of(tp, "owner"), 0)
-            state[tp] = PartitionState(Entry(position, topic_id, max(run, owner), counts, fingerprint), start)
+            state[tp] = PartitionState(entry_from(position, topic_id, max(run, owner), known), start)
         newest = numbers.get(self._app("newest"), 0)
         return LedgerSnapshot(run, numbers.get(self._app("redrives"), 0), state, max(run, newest))
 
@@ -176,11 +180,9 @@ class DeltaLakeTable(LakeTable):
         }
         numbers |= {self._of(tp, "owner"): owner for tp, owner in snapshot.owners().items()}
         for tp, state in snapshot.partitions.items():
-            counts, last = state.entry.counts, state.entry.last
             numbers[self._of(tp)] = state.entry.position
-            values = [counts.read, counts.written, counts.dead]
-            values += [last.offset, last.timestamp_ms, last.crc32] if last else []
-            numbers |= {self._of(tp, name): value for name, value in zip(_NUMBERS, values, strict=False)}
+            stored = zip(_NUMBERS, numbers_of(state.entry), strict=False)
+            numbers |= {self._of(tp, name): number for name, number in stored}
         return numbers
 
     def _properties(self, snapshot: LedgerSnapshot, name: str) -> Properties:
@@ -300,25 +302,15 @@ class DeltaLakeTable(LakeTable):
         unknown = {*(protocol.writer_features or ())} - WRITER_FEATURES
         unknown |= {*(protocol.reader_features or ())} - READER_FEATURES
         problems += [f"it needs the table feature {name}, which avow does not support" for name in sorted(unknown)]
-        if protocol.min_writer_version not in (1, 2, 7) and protocol.writer_features is None:
-            problems += self._old_features(configuration)
+        by_number = protocol.min_writer_version not in (1, 2, 7) and protocol.writer_features is None
+        if by_number and configuration.get("delta.enableChangeDataFeed", "false") == "true":
+            problems.append("delta.enableChangeDataFeed is set, and avow writes no change data for merges")
         for field in self._handle.schema().fields:
             for name in ("delta.generationExpression", "delta.invariants", "delta.identity.start"):
                 if name in (field.metadata or {}):
                     problems.append(f"column {field.name!r} has {name}, which avow does not support")
         wanted = [layout.partition.name] if layout.partition is not None else []
-        if list(metadata.partition_columns) != wanted:
-            partitioned_by = ", ".join(metadata.partition_columns) or "nothing"
-            problems.append(
-                f"it is partitioned by {partitioned_by}, but sink.partition_by is {', '.join(wanted) or 'nothing'}"
-            )
-        return problems
-
-    def _old_features(self, configuration: Mapping[str, str]) -> list[str]:
-        """Of a table that declares its features by a version number alone."""
-        if configuration.get("delta.enableChangeDataFeed", "false") == "true":
-            return ["delta.enableChangeDataFeed is set, and avow writes no change data for merges"]
-        return []
+        return problems + partition_problems(metadata.partition_columns, wanted)
 
     def compatibility_key(self) -> object:
         metadata, protocol = self._handle.metadata(), self._handle.protocol()
@@ -453,9 +445,9 @@ class DeltaLakeTable(LakeTable):
             actions = pa.table(self._handle.get_add_actions(flatten=True))
         least, greatest = (f"{which}.{column}" for which in ("min", "max"))
         if least not in actions.schema.names:
-            return [(0, _OFFSET_MAX)] * min(actions.num_rows, 1)
+            return [EVERY_OFFSET] * min(actions.num_rows, 1)
         pairs = zip(actions[least].to_pylist(), actions[greatest].to_pylist(), strict=True)
-        return [(0, _OFFSET_MAX) if low is None or high is None else (low, high) for low, high in pairs]
+        return [EVERY_OFFSET if low is None or high is None else (low, high) for low, high in pairs]
 
     def file_count(self) -> int:
         with self._errors("cannot be read"):

@@ -59,9 +59,18 @@ from avow.sinks.iceberg.field_ids import FieldIdDataset
 from avow.sinks.lake import ledger_snapshot
 from avow.sinks.lake.files import DataFile, FileWriter, Location, in_s3, path_of
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
-from avow.sinks.lake.table import CommitConflict, LakeTable, RowFilter, TableLayout, among, same_keys
+from avow.sinks.lake.table import (
+    EVERY_OFFSET,
+    CommitConflict,
+    LakeTable,
+    RowFilter,
+    TableLayout,
+    among,
+    partition_problems,
+    same_keys,
+)
+from avow.sinks.lake.task import day_of, parts_by
 
-_OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
 EXCHANGES_MAX = 40  # attempts to bring in what is merged, while others commit first
 PAUSE_S = 0.02
@@ -93,10 +102,6 @@ class IcebergLakeTable(LakeTable):
     @staticmethod
     def _error_text(error: Exception) -> str:
         return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-    @property
-    def loaded(self) -> bool:
-        return self._table is not None
 
     @property
     def _handle(self) -> Table:
@@ -216,15 +221,7 @@ class IcebergLakeTable(LakeTable):
 
     def storable(self, type_: pa.DataType) -> pa.DataType:
         """Iceberg has no whole numbers below 32 bits."""
-        if pa.types.is_int8(type_) or pa.types.is_int16(type_):
-            return pa.int32()
-        if pa.types.is_list(type_):
-            return pa.list_(self.storable(type_.value_type))
-        if pa.types.is_map(type_):
-            return pa.map_(type_.key_type, self.storable(type_.item_type))
-        if pa.types.is_struct(type_):
-            return pa.struct([field.with_type(self.storable(field.type)) for field in type_.fields])
-        return type_
+        return _changed(type_, lambda part: pa.int32() if part in (pa.int8(), pa.int16()) else part)
 
     def file_schema(self, wanted: pa.Schema) -> pa.Schema:
         """With the table's own field ids, by which its readers know a column."""
@@ -245,12 +242,7 @@ class IcebergLakeTable(LakeTable):
         wanted = []
         if layout.partition is not None:
             wanted = [f"day:{layout.by_day_of}" if layout.by_day_of else f"identity:{layout.partition.name}"]
-        if partitioned_by != wanted:
-            declared = ", ".join(wanted) or "nothing"
-            problems.append(
-                f"it is partitioned by {', '.join(partitioned_by) or 'nothing'}, but sink.partition_by is {declared}"
-            )
-        return problems
+        return problems + partition_problems(partitioned_by, wanted)
 
     def compatibility_key(self) -> object:
         metadata = self._handle.metadata
@@ -377,11 +369,7 @@ class IcebergLakeTable(LakeTable):
     def _parts(self, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
         for by in self._handle.spec().fields:  # one, or none
             values = rows[self._source(by.source_id)]
-            if isinstance(by.transform, DayTransform):
-                values = values.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
-            for value in values.unique().to_pylist():
-                same = values.is_null() if value is None else pc.equal(values, pa.scalar(value, values.type))
-                yield value, rows.filter(same)
+            yield from parts_by(day_of(values) if isinstance(by.transform, DayTransform) else values, rows)
             return
         if rows.num_rows:
             yield None, rows
@@ -426,7 +414,11 @@ class IcebergLakeTable(LakeTable):
         return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
 
     def _plain_schema(self) -> pa.Schema:
-        return pa.schema([field.with_type(_small(field.type)) for field in self.schema()])
+        """pyiceberg has the large types of Arrow; the files, and our rows, the others."""
+        small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+        return pa.schema(
+            [field.with_type(_changed(field.type, lambda part: small.get(part, part))) for field in self.schema()]
+        )
 
     def _own_schema(self) -> pa.Schema:
         """All of its columns, as files have them."""
@@ -448,7 +440,7 @@ class IcebergLakeTable(LakeTable):
         for file in self._planned():
             bounds = [(by_id or {}).get(number) for by_id in (file.lower_bounds, file.upper_bounds)]
             low, high = (None if bound is None else struct.unpack("<q", bound)[0] for bound in bounds)
-            spans.append((0, _OFFSET_MAX) if low is None or high is None else (low, high))
+            spans.append(EVERY_OFFSET if low is None or high is None else (low, high))
         return spans
 
     def _has_rows(self, row_filter: RowFilter) -> bool:
@@ -562,19 +554,15 @@ def _typed(type_: pa.DataType, known: IcebergType) -> pa.DataType:
     return type_
 
 
-def _small(type_: pa.DataType) -> pa.DataType:
-    """pyiceberg has the large types of Arrow; the files, and our rows, the others."""
+def _changed(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type in which each part that has no parts itself is changed. A list is not a large one."""
     if pa.types.is_large_list(type_) or pa.types.is_list(type_):
-        return pa.list_(pa.field("element", _small(type_.value_type)))
-    if pa.types.is_large_string(type_):
-        return pa.string()
-    if pa.types.is_large_binary(type_):
-        return pa.binary()
+        return pa.list_(pa.field(type_.value_field.name, _changed(type_.value_type, change)))
     if pa.types.is_map(type_):
-        return pa.map_(_small(type_.key_type), _small(type_.item_type))
+        return pa.map_(_changed(type_.key_type, change), _changed(type_.item_type, change))
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_small(field.type)) for field in type_.fields])
-    return type_
+        return pa.struct([field.with_type(_changed(field.type, change)) for field in type_.fields])
+    return change(type_)
 
 
 def catalog_settings(sink: IcebergConfig) -> dict[str, str]:

@@ -411,8 +411,7 @@ class KafkaClients:
             f"pipeline {self.group} has delivered into {before}, but sink.topic is now {now}: its records would be "
             "split between the topics",
             advice=f"{back} the pipeline a new name: it fills {now} from source.start, or continues there if that "
-            "names "
-            f'the positions (start = {{ "{tp.topic}" = {{ "{tp.partition}" = {stored.entry.position} }} }}, and '
+            f'names the positions (start = {{ "{tp.topic}" = {{ "{tp.partition}" = {stored.entry.position} }} }}, and '
             "the other partitions likewise).",
         )
 

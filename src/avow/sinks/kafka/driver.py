@@ -135,8 +135,7 @@ class KafkaDriver(DriverSink):
         if limits.message_bytes_max < LEAST_BYTES:
             raise ConfigError(
                 f"the dead-letter topic {name} has max.message.bytes = {limits.message_bytes_max}, too small even "
-                "for a "
-                "shortened dead letter",
+                "for a shortened dead letter",
                 advice="kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
                 f"{name} --add-config max.message.bytes={MESSAGE_BYTES_MAX}",
             )

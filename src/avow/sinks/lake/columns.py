@@ -13,7 +13,7 @@ from avow.arrow import arrow_type
 from avow.errors import ConfigError
 from avow.schema import Array, Field, Map, Struct, Type
 from avow.settings import REST_COLUMN
-from avow.sinks.lake.config import LakeConfig
+from avow.sinks.lake.config import LakeConfig, PartitionBy
 from avow.sinks.lake.table import LakeTable, TableLayout
 
 
@@ -35,11 +35,15 @@ def table_layout(fields: tuple[Field, ...], sink: LakeConfig, table: LakeTable, 
     ]
     schema = pa.schema(columns)
     required = frozenset(path for field in fields for path in _required(field.type, field.name))
-    by = sink.partition_by
-    if by is None:
-        return TableLayout(schema, required=required)
     if problem := sink.partition_problem(fields):
         raise ConfigError(f"sink.partition_by: {problem[0]}", advice=f"Allowed is {problem[1]}.")
+    return partitioned(schema, sink.partition_by, required)
+
+
+def partitioned(schema: pa.Schema, by: PartitionBy | None, required: frozenset[str] = frozenset()) -> TableLayout:
+    """A table of these columns whose files are put so."""
+    if by is None:
+        return TableLayout(schema, required=required)
     if not by.day:
         return TableLayout(schema, schema.field(by.column), required=required)
     return TableLayout(schema, pa.field(f"{by.column}_day", pa.date32()), by.column, required)

@@ -26,7 +26,7 @@ from avow.schema import Field
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink, PartitionState
 from avow.sinks.lake import dead_letters as dead_letter_rows
-from avow.sinks.lake.columns import differences, refuse_differences, table_layout
+from avow.sinks.lake.columns import differences, partitioned, refuse_differences, table_layout
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.files import DataFile, FileWriter
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
@@ -53,15 +53,11 @@ class TableChange:
     marked: tuple[RowFilter, int | None] | None = None
 
 
-def nothing() -> None:
-    return None
-
-
 def commit_with_retry(
     table: LakeTable,
     check: Callable[[LakeTable], None],
     make: Callable[[LedgerSnapshot], TableChange | None],
-    on_committed: Callable[[], None] = nothing,
+    on_committed: Callable[[], None] = lambda: None,
     *,
     sure: bool = True,
     sink: LakeConfig,
@@ -225,9 +221,7 @@ class LakeDriver(CommittingSink):
         lines = [f"column {name!r} is missing" for name in sorted(missing)]
         refuse_differences(self._rows.shown, lines, evolves=self._sink.evolve == "add")
         ours = pa.schema([field for field in self._rows.schema() if field.name in names])
-        by = self._sink.partition_by
-        derived = pa.field(f"{by.column}_day", pa.date32()) if by and by.day else by and ours.field(by.column)
-        self._layout = TableLayout(ours, derived, by.column if by and by.day else None)
+        self._layout = partitioned(ours, self._sink.partition_by)
         return self.task_context()
 
     def task_context(self) -> LakeTaskContext:
@@ -366,7 +360,7 @@ class LakeDriver(CommittingSink):
         batch: int,  # noqa: ARG002
         *,
         last: bool,
-        on_committed: Callable[[], None] = nothing,
+        on_committed: Callable[[], None] = lambda: None,
     ) -> None:
         """One act of the guarantee, for all ranges of a batch at once. ``last``: the counts are stored with it."""
         staged = [output for output in outputs if isinstance(output, LakeTaskOutput)]
@@ -486,7 +480,7 @@ class LakeDriver(CommittingSink):
         self,
         table: LakeTable,
         make: Callable[[LedgerSnapshot], TableChange | None],
-        on_committed: Callable[[], None] = nothing,
+        on_committed: Callable[[], None] = lambda: None,
         *,
         sure: bool = True,
     ) -> None:

@@ -27,6 +27,8 @@ from avow.settings import Lineage
 from avow.sinks.lake.files import DataFile, Location
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
 
+EVERY_OFFSET = (0, 2**63 - 1)  # the span of a file that does not say
+
 
 class CommitConflict(Exception):
     """Another writer has committed since the handle was loaded. Nothing of ours was committed."""
@@ -109,6 +111,14 @@ def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     return keys
 
 
+def partition_problems(partitioned_by: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """What keeps files from being put as declared."""
+    if list(partitioned_by) == list(wanted):
+        return []
+    existing, declared = (", ".join(names) or "nothing" for names in (partitioned_by, wanted))
+    return [f"it is partitioned by {existing}, but sink.partition_by is {declared}"]
+
+
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -119,6 +129,7 @@ class LakeTable(ABC):
 
     shown: str
     partition_in_files: ClassVar[bool]
+    _table: object | None = None  # the library's handle on the version that is loaded
     _library_errors: ClassVar[tuple[type[Exception], ...]]  # what the format's library raises
     _advice: ClassVar[str]  # what to check when it does
 
@@ -162,9 +173,9 @@ class LakeTable(ABC):
         """Where its files go."""
 
     @property
-    @abstractmethod
     def loaded(self) -> bool:
         """Whether a version is at hand."""
+        return self._table is not None
 
     @property
     @abstractmethod
