@@ -26,6 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import confluent_kafka as client
@@ -165,23 +166,17 @@ class KafkaClients:
         self._plain: client.Producer | None = None
         self._failed: list[KafkaError] = []  # what the plain producer could not deliver
         self._readers: dict[bool, client.Consumer] = {}  # of the group's offsets: stable ones, or as they are
-        self._admins: dict[bool, Admin] = {}
         self._limits: dict[str, tuple[float, TopicLimits]] = {}
 
-    @property
+    @cached_property
     def admin(self) -> Admin:
         """Of the output's cluster."""
-        return self._admin(self.connection, ledger=False)
+        return Admin(self.connection, timeout_s=PATIENCE_S)
 
-    @property
+    @cached_property
     def ledger_admin(self) -> Admin:
         """Of the source's cluster, where the group is."""
-        return self._admin(self.ledger_connection, ledger=True)
-
-    def _admin(self, connection: Connection, *, ledger: bool) -> Admin:
-        if ledger not in self._admins:
-            self._admins[ledger] = Admin(connection, timeout_s=PATIENCE_S)
-        return self._admins[ledger]
+        return Admin(self.ledger_connection, timeout_s=PATIENCE_S)
 
     # Producers
 
@@ -355,7 +350,8 @@ class KafkaClients:
     def close(self) -> None:
         """Close everything. A producer that has nothing open closes quickly."""
         self._producers.clear()
-        self._admins.clear()
+        self.__dict__.pop("admin", None)
+        self.__dict__.pop("ledger_admin", None)
         self._plain = None
         while self._readers:
             self._readers.popitem()[1].close()

@@ -218,9 +218,7 @@ class KafkaTask(TaskSink):
         # An act that is fenced is done anew: then only what came since is read, before it is fenced again.
         every = replace(selection, from_offset=None, until_offset=None)
         if self._scan is None or self._scan.selection != every:
-            self._scan = dead.DeadLetterScan(
-                self._clients, self._dead_letter_topic, every, lambda dead_letter: dead_letter
-            )
+            self._scan = dead.DeadLetterScan(self._clients, self._dead_letter_topic, every, dead.whole)
         current = self._scan.read().values()
         wanted = [dead_letter for dead_letter, died in current if dead.matches(dead_letter, died, selection)]
         chosen = sorted(wanted, key=lambda dead_letter: dead_letter.offset)[:limit]
