@@ -281,12 +281,6 @@ class DeltaLakeTable(LakeTable):
     def schema(self) -> pa.Schema:
         return pa.schema(self._handle.schema().to_arrow())
 
-    def storable(self, type_: pa.DataType) -> pa.DataType:
-        return type_
-
-    def file_schema(self, wanted: pa.Schema) -> pa.Schema:
-        return wanted
-
     def incompatibilities(self, layout: TableLayout, mode: str) -> list[str]:
         metadata, protocol = self._handle.metadata(), self._handle.protocol()
         configuration = metadata.configuration

@@ -268,7 +268,11 @@ class IcebergLakeTable(LakeTable):
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
-        self._prepare_commit()
+        # On this handle alone, until the commit is made: without the library's retries, and without the past, which
+        # has no part in it. The catalog applies the commit to what the table really has.
+        metadata = self._handle.metadata
+        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
+        self._handle.metadata = without_history(metadata).model_copy(update={"properties": properties})
         try:
             yield
         except (CommitFailedException, ValidationException, SQLAlchemyError) as error:
@@ -279,13 +283,6 @@ class IcebergLakeTable(LakeTable):
         except Exception as error:
             # Failed, or with an unknown outcome, in the words of any catalog: it is looked for by its name too.
             raise SinkError(f"could not commit to table {self.shown}: {self._error_text(error)}") from error
-
-    def _prepare_commit(self) -> None:
-        """On this handle alone, until the commit is made: without the library's retries, and without the past, which
-        has no part in it. The catalog applies the commit to what the table really has."""
-        metadata = self._handle.metadata
-        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
-        self._handle.metadata = without_history(metadata).model_copy(update={"properties": properties})
 
     @contextmanager
     def _transaction(self, snapshot: LedgerSnapshot, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
@@ -375,7 +372,9 @@ class IcebergLakeTable(LakeTable):
             yield None, rows
 
     def remove(self, row_filter: RowFilter, snapshot: LedgerSnapshot, name: str) -> None:
-        if not self._has_rows(row_filter):
+        with self._errors("cannot be read"):
+            found = self._dataset(row_filter).head(1, filter=row_filter.expression())
+        if not found.num_rows:
             self.commit(snapshot, [], name)
             return
         with self._transaction(snapshot, name) as (transaction, summary):
@@ -442,10 +441,6 @@ class IcebergLakeTable(LakeTable):
             low, high = (None if bound is None else struct.unpack("<q", bound)[0] for bound in bounds)
             spans.append(EVERY_OFFSET if low is None or high is None else (low, high))
         return spans
-
-    def _has_rows(self, row_filter: RowFilter) -> bool:
-        with self._errors("cannot be read"):
-            return bool(self._dataset(row_filter).head(1, filter=row_filter.expression()).num_rows)
 
     def file_count(self) -> int:
         return len(self._planned())

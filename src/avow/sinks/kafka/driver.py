@@ -50,8 +50,6 @@ class _Inputs:
 
 
 class KafkaDriver(DriverSink):
-    """What the driver asks of the sink."""
-
     def __init__(self, pipeline: PipelineConfig) -> None:
         assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline

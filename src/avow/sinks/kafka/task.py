@@ -241,9 +241,8 @@ class KafkaTask(TaskSink):
         except SourceError:
             return dead_letter
         whole = replace(dead_letter, key=record.key, value=record.value, headers=record.headers, full_bytes=None)
-        same = len(record.value or b"") == dead_letter.full_bytes and (record.value or b"").startswith(
-            dead_letter.value or b""
-        )
+        value = record.value or b""
+        same = len(value) == dead_letter.full_bytes and value.startswith(dead_letter.value or b"")
         return whole if same else dead_letter
 
     def remove_dead_letters(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:

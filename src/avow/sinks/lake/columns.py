@@ -56,7 +56,7 @@ def differences(wanted: TableLayout, table: LakeTable) -> list[str]:
         existing = table_fields.get(field.name)
         if existing is None:
             lines.append(f"column {field.name!r} ({field.type}) is missing")
-        elif not same_type(existing.type, field.type):
+        elif _plain(existing.type) != _plain(field.type):
             lines.append(f"column {field.name!r} has type {existing.type} instead of {field.type}")
         else:
             stricter = [path for path in _stricter(existing, field, field.name) if path not in wanted.required]
@@ -100,12 +100,8 @@ def _required(type_: Type, path: str) -> Iterator[str]:
             yield from _required(type_.value, f"{path}.value")
 
 
-def same_type(first: pa.DataType, second: pa.DataType) -> bool:
-    """Whether two types hold the same values: Arrow has several types for one type of a table."""
-    return bool(_plain(first) == _plain(second))
-
-
 def _plain(type_: pa.DataType) -> pa.DataType:
+    """One of the several types that Arrow has for one type of a table."""
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
         return pa.string()
     if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):

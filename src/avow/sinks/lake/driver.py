@@ -147,7 +147,7 @@ class LakeDriver(CommittingSink):
             return
         for tp, state in self._rows.ledger().partitions.items():
             last, position = state.entry.last, state.entry.position
-            if last is None or self._declares(tp, position):
+            if last is None or self._declared_start(tp) == position:
                 continue
             row = RowFilter(tp, (topic, partition, offset), offsets=(last.offset,))
             dead_letter = RowFilter(tp, offsets=(last.offset,))
@@ -162,10 +162,10 @@ class LakeDriver(CommittingSink):
                 f"{{ {json.dumps(tp.topic)} = {{ {tp.partition} = {position} }} }}.",
             )
 
-    def _declares(self, tp: TopicPartition, start: int) -> bool:
-        """Whether this very offset was declared as where the partition starts."""
+    def _declared_start(self, tp: TopicPartition) -> int | None:
+        """The offset that was declared for this very partition."""
         declared = self._pipeline.source.start
-        return isinstance(declared, Mapping) and declared.get(tp.topic, {}).get(tp.partition) == start
+        return declared.get(tp.topic, {}).get(tp.partition) if isinstance(declared, Mapping) else None
 
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         self._layout = table_layout(fields, self._sink, self._rows, rest=rest)
@@ -327,12 +327,11 @@ class LakeDriver(CommittingSink):
     def _refuse_rows_of(self, tp: TopicPartition, start: int) -> None:
         """Rows of a partition that has no position: reading on behind them is all that neither doubles nor leaves out,
         unless a start was declared for this very partition."""
-        topic, partition, offset, _ = self._sink.lineage
-        batches = self._rows.batches([offset], RowFilter(tp, (topic, partition, offset)))
+        lineage = self._sink.lineage
+        batches = self._rows.batches([lineage.offset], RowFilter(tp, lineage[:3]))
         greatest = max((pc.max(batch.column(0)).as_py() for batch in batches if batch.num_rows), default=None)
-        declared = self._pipeline.source.start
-        named = isinstance(declared, Mapping) and tp.partition in declared.get(tp.topic, {})
-        if greatest is None or start == greatest + 1 or (named and start > greatest):
+        declared = self._declared_start(tp) is not None
+        if greatest is None or start == greatest + 1 or (declared and start > greatest):
             return
         raise ConfigError(
             f"table {self._rows.shown} has rows of {tp.topic}/{tp.partition} up to offset {greatest}, but no "

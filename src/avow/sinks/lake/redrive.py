@@ -41,8 +41,6 @@ from avow.sinks.lake.task import LakeTask
 
 
 class LakeDeadLetters(DeadLetterReader):
-    """The dead letters of one pipeline, to be read."""
-
     def __init__(self, rows: LakeTable, dead_letters: LakeTable) -> None:
         self._rows, self._dead_letters = rows, dead_letters
 
@@ -116,8 +114,6 @@ def read_dead_letters(table: LakeTable, snapshot: LedgerSnapshot, selection: Sel
 
 
 class LakeRedrive(RedriveSink):
-    """The sink as a redrive sees it."""
-
     def __init__(self, pipeline: PipelineConfig, rows: LakeTable, dead_letters: LakeTable) -> None:
         assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink = pipeline, pipeline.sink

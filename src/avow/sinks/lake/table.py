@@ -202,13 +202,13 @@ class LakeTable(ABC):
     def schema(self) -> pa.Schema:
         """Its columns in the types that Arrow has for them."""
 
-    @abstractmethod
     def storable(self, type_: pa.DataType) -> pa.DataType:
         """The type in which it keeps values of a type: the same, or one that holds all of them."""
+        return type_
 
-    @abstractmethod
     def file_schema(self, wanted: pa.Schema) -> pa.Schema:
         """Our columns as the files need them."""
+        return wanted
 
     @abstractmethod
     def incompatibilities(self, layout: TableLayout, mode: str) -> list[str]:

@@ -65,16 +65,19 @@ class LakeTaskOutput:
 
 
 class LakeTask(StagingSink):
-    """The sink as one task sees it."""
-
     def __init__(self, pipeline: PipelineConfig, run: int, task_context: LakeTaskContext) -> None:
         assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink, self._run = pipeline, pipeline.sink, run
         self._context = task_context
-        self._rows = PartitionedWriter(pipeline, run, self._context, self._sink)
-        self._staging_files: FileWriter | None = None
         self._dead_letters: list[DataFile] = []
         self._keyed = self._sink.mode != "append"
+        columns = [field.with_nullable(True) for field in self._context.schema]  # there every column may be null
+        self._staging_schema = pa.schema([*columns, pa.field(DELETED, pa.bool_())])
+        self._rows: FileWriter | PartitionedWriter = (
+            self._writer(self._context.staging, self._staging_schema)
+            if self._keyed
+            else PartitionedWriter(pipeline, run, self._context, self._sink)
+        )
         self._supplied = 0  # rows that were given to writers
 
     def write(self, rows: RowChanges) -> Written:
@@ -117,13 +120,9 @@ class LakeTask(StagingSink):
     def _write_staging(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
         if not batch.num_rows:
             return  # all of them were refused: no key to look for
-        columns = [field.with_nullable(True) for field in self._context.schema]  # there every column may be null
-        schema = pa.schema([*columns, pa.field(DELETED, pa.bool_())])
-        if self._staging_files is None:
-            self._staging_files = self._writer(self._context.staging, schema)
         self._supplied += batch.num_rows
         marks = pa.repeat(deleted, batch.num_rows)
-        self._staging_files.write(pa.RecordBatch.from_arrays([*batch.columns, marks], schema=schema))
+        self._rows.write(pa.RecordBatch.from_arrays([*batch.columns, marks], schema=self._staging_schema))
 
     def _writer(self, folder: Location, schema: pa.Schema) -> FileWriter:
         return FileWriter(folder, schema, (self._pipeline.name, self._run), self._sink.file_mb << 20)
@@ -149,7 +148,7 @@ class LakeTask(StagingSink):
 
     def task_output(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> LakeTaskOutput:
         """End the files, and say what there is for the driver."""
-        files = self._staging_files.close() if self._staging_files is not None else self._rows.close()
+        files = self._rows.close()
         rows = sum(file.rows for file in files)
         if rows != self._supplied:
             raise ProtocolViolation(f"{rows} rows of {done} are in files, but {self._supplied} were supplied")
