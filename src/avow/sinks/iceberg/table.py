@@ -176,12 +176,10 @@ class IcebergLakeTable(LakeTable):
         metadata = self._handle.metadata
         for snapshot in ancestors_of(self._handle.current_snapshot(), metadata):
             newest = self._number(snapshot)
+            if newest is not None and newest < number:
+                return f"its current snapshot has avow's commit {newest}, but commit {number} was made"
             if newest is not None:
-                return (
-                    ""
-                    if newest >= number
-                    else f"its current snapshot has avow's commit {newest}, but commit {number} was made"
-                )
+                return ""
         # None of ours among what the table was: expired, or left behind.
         if any(self._number(snapshot) == number for snapshot in metadata.snapshots):
             return f"avow's last commit ({number}) is not in the table's history"

@@ -35,9 +35,8 @@ from avow.kafka.admin import several
 from avow.kafka.headers import headers_of
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
-from avow.schema import Field
 from avow.settings import PipelineConfig
-from avow.sinks.auditing import CONTENT, Contents, Known
+from avow.sinks.auditing import CONTENT, AuditReader, Contents, Known
 from avow.sinks.base import Selection
 from avow.sinks.kafka import dead_letters as dead
 from avow.sinks.kafka import start_records
@@ -56,8 +55,10 @@ _SCHEMA = pa.schema(
 UNMARKED = TopicPartition("", 0)  # where records stand that do not say which one they came from
 
 
-class KafkaAuditReader:
+class KafkaAuditReader(AuditReader):
     """The output of one pipeline, up to where it ended at one moment."""
+
+    snapshot = ""
 
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
         assert isinstance(pipeline.sink, KafkaConfig)
@@ -260,9 +261,6 @@ class KafkaAuditReader:
                 kind = Kind.TOPIC_RECREATED
                 yield Finding(kind, tp.topic, tp.partition, (span,), span.count, (), self._recreated)
 
-    def contents(self) -> Contents | None:
-        return None
-
     def notes(self) -> Iterator[str]:
         if self._losses:
             yield f"Retention or compaction deletes records of the output: {self.retention_reason()}."
@@ -270,9 +268,6 @@ class KafkaAuditReader:
             yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: another producer writes to it."
         if self._sink.timestamps == "now" or self._spilled.stamped:
             yield "Timestamps were not compared: the output has its own (sink.timestamps, or LogAppendTime)."
-
-    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002
-        return frozenset()
 
 
 class KafkaUnmarkedAuditReader(KafkaAuditReader):
