@@ -47,10 +47,8 @@ from avow.sinks.lake.table import (
     LakeTable,
     RowFilter,
     TableLayout,
-    among,
     partition_problems,
     quoted,
-    same_keys,
 )
 from avow.sinks.lake.task import DELETED, partition_text
 
@@ -409,14 +407,11 @@ class DeltaLakeTable(LakeTable):
 
     # Reading.
 
-    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        first = wanted[key[0]].unique()
-        with self._errors("cannot be read"):
-            rows = self._files(_span(key[0], first)).to_table(columns=list(key), filter=among(key[0], first))
-        return same_keys(rows, wanted, key)
-
     def _dataset(self, row_filter: RowFilter | None) -> ds.Dataset:
         return self._files(row_filter.predicate() if row_filter else None)
+
+    def _dataset_with(self, column: str, values: pa.ChunkedArray) -> ds.Dataset:
+        return self._files(_span(column, values))
 
     def _files(self, condition: str | None) -> ds.Dataset:
         """Its files, or those in which rows may be of which the condition is true.

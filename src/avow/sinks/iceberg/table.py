@@ -65,9 +65,7 @@ from avow.sinks.lake.table import (
     LakeTable,
     RowFilter,
     TableLayout,
-    among,
     partition_problems,
-    same_keys,
 )
 from avow.sinks.lake.task import day_of, parts_by
 
@@ -294,15 +292,16 @@ class IcebergLakeTable(LakeTable):
             yield transaction, summary
 
     def commit(self, snapshot: LedgerSnapshot, files: Sequence[DataFile], name: str) -> None:
-        self._append(snapshot, [self._iceberg_file(file) for file in files], name)
+        self._exchange(snapshot, [], [self._iceberg_file(file) for file in files], name)
 
-    def _append(self, snapshot: LedgerSnapshot, made: Sequence[IcebergFile], name: str) -> None:
-        with (
-            self._transaction(snapshot, name) as (transaction, summary),
-            transaction.update_snapshot(snapshot_properties=summary).merge_append() as append,
-        ):
-            for file in made:
-                append.append_data_file(file)
+    def _exchange(
+        self, snapshot: LedgerSnapshot, gone: Sequence[IcebergFile], made: Sequence[IcebergFile], name: str
+    ) -> None:
+        """Files that go and files that come, and the ledger with them, in one snapshot."""
+        with self._transaction(snapshot, name) as (transaction, summary):
+            update = transaction.update_snapshot(snapshot_properties=summary)
+            with update.overwrite() if gone else update.merge_append() as exchange:
+                _exchange_files(exchange, gone, made)
 
     def _iceberg_file(self, file: DataFile, partition: Record | None = None) -> IcebergFile:
         schema = self._handle.schema()
@@ -334,24 +333,16 @@ class IcebergLakeTable(LakeTable):
         with self._errors("cannot be read"):
             for file in self._files(self._handle.scan(row_filter=_span(rows[key[0]], key[0]))):
                 existing = self._read([file], schema)
-                matches = merging.match_keys(existing.to_table(columns=[*key, *lineage]), rows, key, lineage)
+                compared = existing.scanner(columns=[*key, *lineage]).to_table()
+                matches = merging.match_keys(compared, rows, key, lineage)
                 known.append(matches.known)
                 if len(matches.rows):
                     gone.append(file)
-                    self._write(merging.successor(existing.to_table(), rows, matches), schema, writers, snapshot.newest)
+                    after = merging.successor(existing.scanner().to_table(), rows, matches)
+                    self._write(after, schema, writers, snapshot.newest)
             self._write(merging.fresh(rows, known, schema), schema, writers, snapshot.newest)
             made = [self._iceberg_file(file) for writer in writers.values() for file in writer.close()]
-        if not gone:
-            self._append(snapshot, made, name)
-            return
-        with (
-            self._transaction(snapshot, name) as (transaction, summary),
-            transaction.update_snapshot(snapshot_properties=summary).overwrite() as exchange,
-        ):
-            for file in gone:
-                exchange.delete_data_file(file)
-            for file in made:
-                exchange.append_data_file(file)
+        self._exchange(snapshot, gone, made, name)
 
     def _write(self, rows: pa.Table, schema: pa.Schema, writers: dict[Any, FileWriter], run: int) -> None:
         """Rows into files, each of them of one value of what the table is partitioned by."""
@@ -371,7 +362,7 @@ class IcebergLakeTable(LakeTable):
 
     def remove(self, row_filter: RowFilter, snapshot: LedgerSnapshot, name: str) -> None:
         with self._errors("cannot be read"):
-            found = self._dataset(row_filter).head(1, filter=row_filter.expression())
+            found = self._scanner(None, row_filter).head(1)
         if not found.num_rows:
             self.commit(snapshot, [], name)
             return
@@ -425,12 +416,6 @@ class IcebergLakeTable(LakeTable):
         scan = self._handle.scan() if row_filter is None else self._handle.scan(row_filter=row_filter.predicate())
         return self._read(self._files(scan), self._plain_schema())
 
-    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        with self._errors("cannot be read"):
-            first = among(key[0], wanted[key[0]].unique())
-            rows = self._dataset(None).to_table(columns=list(key), filter=first)
-        return same_keys(rows, wanted, key)
-
     def spans(self, column: str) -> list[tuple[int, int]]:
         number = self._handle.schema().find_field(column).field_id
         spans = []
@@ -464,7 +449,7 @@ class IcebergLakeTable(LakeTable):
         schema, run = self._own_schema(), self.ledger().newest
         writer = FileWriter(self.data, schema, (pipeline, run), target)
         with self._errors("cannot be read"):
-            for batch in self._read(files, schema).to_table().to_batches():
+            for batch in self._read(files, schema).scanner().to_table().to_batches():
                 writer.write(batch)
         made = [self._iceberg_file(file, Record(*value)) for file in writer.close()]
         if sum(file.record_count for file in made) != sum(file.record_count for file in files):
@@ -478,10 +463,7 @@ class IcebergLakeTable(LakeTable):
                     CachedTransaction(self._handle) as transaction,
                     transaction.update_snapshot().overwrite() as exchange,
                 ):
-                    for file in files:
-                        exchange.delete_data_file(file)
-                    for file in made:
-                        exchange.append_data_file(file)
+                    _exchange_files(exchange, files, made)
                 return
             except CommitConflict:
                 time.sleep(pause)
@@ -506,6 +488,13 @@ class IcebergLakeTable(LakeTable):
                     for entry in manifest.fetch_manifest_entry(self._handle.io, discard_deleted=False):
                         names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
         return names
+
+
+def _exchange_files(exchange: Any, gone: Iterable[IcebergFile], made: Iterable[IcebergFile]) -> None:
+    for file in gone:
+        exchange.delete_data_file(file)
+    for file in made:
+        exchange.append_data_file(file)
 
 
 def _span(values: pa.ChunkedArray, column: str) -> BooleanExpression:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from avow.errors import AvowError, SinkError
 from avow.kafka.log import TopicPartition
@@ -87,18 +88,6 @@ def _literal(value: str | int | tuple[int, ...]) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)  # no topic has a quote
 
 
-def among(column: str, values: pa.ChunkedArray) -> pc.Expression | None:
-    """Rows with one of these values, for Arrow. None for floats: it compares their bits there, and 0.0 is not -0.0."""
-    return None if pa.types.is_floating(values.type) else pc.field(column).isin(values)
-
-
-def same_keys(existing: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The keys that are in both."""
-    if not existing.num_rows:
-        return existing
-    return comparable(existing, key).join(comparable(wanted, key), list(key), join_type="inner")
-
-
 def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The keys alone, as SQL compares them: 0.0 is -0.0, and NaN is NaN. Arrow joins and groups by their bits."""
     keys = rows.select(list(key))
@@ -150,22 +139,38 @@ class LakeTable(ABC):
 
     @abstractmethod
     def _dataset(self, row_filter: RowFilter | None) -> Any:
-        """The files in which such rows may be, as an Arrow dataset or something with its methods."""
+        """The files in which such rows may be, as an Arrow dataset or something with its ``scanner``."""
+
+    def _dataset_with(self, column: str, values: pa.ChunkedArray) -> Any:  # noqa: ARG002
+        """The files in which one of these values may be."""
+        return self._dataset(None)
+
+    def _scanner(self, columns: Sequence[str] | None, row_filter: RowFilter | None) -> ds.Scanner:
+        return self._dataset(row_filter).scanner(
+            columns=None if columns is None else list(columns),
+            filter=None if row_filter is None else row_filter.expression(),
+        )
 
     def rows(self, columns: Sequence[str] | None = None, row_filter: RowFilter | None = None) -> pa.Table:
         """Its rows, all of them or filtered ones."""
         with self._errors("cannot be read"):
-            return self._dataset(row_filter).to_table(
-                columns=None if columns is None else list(columns),
-                filter=None if row_filter is None else row_filter.expression(),
-            )
+            return self._scanner(columns, row_filter).to_table()
 
     def batches(self, columns: Sequence[str], row_filter: RowFilter | None = None) -> Iterator[pa.RecordBatch]:
         """The same, as they come."""
         with self._errors("cannot be read"):
-            yield from self._dataset(row_filter).to_batches(
-                columns=list(columns), filter=None if row_filter is None else row_filter.expression()
-            )
+            yield from self._scanner(columns, row_filter).to_batches()
+
+    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
+        """Which of the wanted keys are in the table."""
+        first = wanted[key[0]].unique()
+        # Not floats: Arrow compares their bits there, and 0.0 is not -0.0.
+        among = None if pa.types.is_floating(first.type) else pc.field(key[0]).isin(first)
+        with self._errors("cannot be read"):
+            rows = self._dataset_with(key[0], first).scanner(columns=list(key), filter=among).to_table()
+        if not rows.num_rows:
+            return rows
+        return comparable(rows, key).join(comparable(wanted, key), list(key), join_type="inner")
 
     @property
     @abstractmethod
@@ -250,10 +255,6 @@ class LakeTable(ABC):
     @abstractmethod
     def has_commit(self, name: str) -> bool:
         """After ``load``: whether the commit of this name, the last that was tried, is in the table."""
-
-    @abstractmethod
-    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        """Which of the wanted keys are in the table."""
 
     @abstractmethod
     def spans(self, column: str) -> Sequence[tuple[int, int]]:
