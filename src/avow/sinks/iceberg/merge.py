@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.settings import Lineage
-from avow.sinks.lake.table import comparable
+from avow.sinks.lake.table import numbered_keys
 from avow.sinks.lake.task import DELETED
 
 _ROW, _CHANGE = "__avow_row", "__avow_change"
@@ -30,8 +30,7 @@ class KeyMatches:
 
 def match_keys(existing: pa.Table, changes: pa.Table, key: Sequence[str], lineage: Lineage) -> KeyMatches:
     """A later record of the same partition replaces or deletes, and so does any of another one."""
-    left, right = (_numbered(comparable(table, key), name) for table, name in ((existing, _ROW), (changes, _CHANGE)))
-    pairs = left.join(right, list(key), join_type="inner")
+    pairs = numbered_keys(existing, key, _ROW).join(numbered_keys(changes, key, _CHANGE), list(key), join_type="inner")
     topic, partition, offset, _ = lineage
     old = existing.select([topic, partition, offset]).take(pairs[_ROW])
     new = changes.select([topic, partition, offset]).take(pairs[_CHANGE])
@@ -63,7 +62,3 @@ def fresh(changes: pa.Table, known: Sequence[pa.ChunkedArray], schema: pa.Schema
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _numbered(rows: pa.Table, name: str) -> pa.Table:
-    return rows.append_column(name, pa.array(range(rows.num_rows), pa.int64()))

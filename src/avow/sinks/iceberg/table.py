@@ -232,9 +232,7 @@ class IcebergLakeTable(LakeTable):
             problems.append(
                 f"write.format.default is {metadata.properties['write.format.default']}, but avow writes parquet"
             )
-        partitioned_by = [
-            str(field.transform) + ":" + self._source(field.source_id) for field in self._handle.spec().fields
-        ]
+        partitioned_by = [f"{field.transform}:{self._source(field.source_id)}" for field in self._handle.spec().fields]
         wanted = []
         if layout.partition is not None:
             wanted = [f"day:{layout.by_day_of}" if layout.by_day_of else f"identity:{layout.partition.name}"]

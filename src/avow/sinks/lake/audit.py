@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from avow.errors import SinkError
 from avow.findings import Offsets
@@ -54,8 +53,7 @@ class LakeAuditReader(TableAuditReader):
     def dead_letters(self, tp: TopicPartition) -> Offsets:
         """Those of claimed records: those of a claim that has not come yet do not count yet."""
         rows = claimed_only(self._dead_letters.rows(["topic", "partition", "offset", "redrive"]), self._rows.ledger())
-        of_partition = pc.and_(pc.equal(rows["topic"], tp.topic), pc.equal(rows["partition"], tp.partition))
-        return np.sort(rows.filter(of_partition)["offset"].to_numpy())
+        return np.sort(rows.filter(RowFilter(tp).expression())["offset"].to_numpy())
 
     def row_counts(self) -> dict[TopicPartition, int]:
         topic, partition, _, _ = self._sink.lineage

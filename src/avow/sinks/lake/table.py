@@ -88,7 +88,12 @@ def _literal(value: str | int | tuple[int, ...]) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)  # no topic has a quote
 
 
-def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+def numbered_keys(rows: pa.Table, key: Sequence[str], number: str) -> pa.Table:
+    """The keys, each beside the number of its row: to be joined or grouped, which keeps no order."""
+    return _comparable(rows, key).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
+
+
+def _comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The keys alone, as SQL compares them: 0.0 is -0.0, and NaN is NaN. Arrow joins and groups by their bits."""
     keys = rows.select(list(key))
     for number, field in enumerate(keys.schema):
@@ -170,7 +175,7 @@ class LakeTable(ABC):
             rows = self._dataset_with(key[0], first).scanner(columns=list(key), filter=among).to_table()
         if not rows.num_rows:
             return rows
-        return comparable(rows, key).join(comparable(wanted, key), list(key), join_type="inner")
+        return _comparable(rows, key).join(_comparable(wanted, key), list(key), join_type="inner")
 
     @property
     @abstractmethod
