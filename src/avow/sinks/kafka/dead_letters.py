@@ -120,7 +120,8 @@ class DeadLetterScan(Generic[Item]):
         self, clients: KafkaClients, topic: str, selection: Selection, convert: Callable[[DeadLetter], Item]
     ) -> None:
         self.selection = selection
-        self._clients, self._topic, self._convert = clients, topic, convert
+        self._clients, self._topic = clients, topic
+        self._convert: Callable[[DeadLetter], Item] = convert
         self._read_to: dict[int, int] = {}
         self._found: dict[str, tuple[Item, datetime]] = {}
 

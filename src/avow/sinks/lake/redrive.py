@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -202,10 +203,7 @@ class LakeRedrive(RedriveSink):
 
     def _remove(self, number: int) -> None:
         for tp in self._marked(number):
-            row_filter = RowFilter(tp, redrive=number)
-            self._commit_to(
-                self._dead_letters, lambda snapshot, row_filter=row_filter: TableChange(snapshot, removed=row_filter)
-            )
+            self._commit_to(self._dead_letters, partial(TableChange, removed=RowFilter(tp, redrive=number)))
 
     def _marked(self, number: int) -> list[TopicPartition]:
         rows = self._dead_letters.rows(["topic", "partition", "redrive"])
