@@ -59,14 +59,7 @@ from avow.sinks.iceberg.field_ids import FieldIdDataset
 from avow.sinks.lake import ledger_snapshot
 from avow.sinks.lake.files import DataFile, FileWriter, Location, in_s3, path_of
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
-from avow.sinks.lake.table import (
-    EVERY_OFFSET,
-    CommitConflict,
-    LakeTable,
-    RowFilter,
-    TableLayout,
-    partition_problems,
-)
+from avow.sinks.lake.table import EVERY_OFFSET, CommitConflict, LakeTable, RowFilter, TableLayout, partition_problems
 from avow.sinks.lake.task import day_of, parts_by
 
 _FORMATS = (1, 2)

@@ -41,7 +41,7 @@ from avow.sinks.base import Selection
 from avow.sinks.kafka import dead_letters as dead
 from avow.sinks.kafka import start_records
 from avow.sinks.kafka.clients import PATIENCE_S, KafkaClients
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
+from avow.sinks.kafka.config import config_of, dead_letter_topic
 from avow.sinks.kafka.driver import KafkaDriver
 from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, RecordMapper, output_topics, read_origin
 
@@ -61,10 +61,9 @@ class KafkaAuditReader(AuditReader):
     snapshot = ""
 
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
-        self._sink = pipeline.sink
-        self._offset = pipeline.sink.lineage.offset
+        self._sink = config_of(pipeline)
+        self._offset = self._sink.lineage.offset
         self._mapper = RecordMapper(pipeline)
         self._clients = KafkaClients(pipeline)
         self._spill: _Spill | None = None

@@ -43,7 +43,7 @@ from avow.kafka.reader import read_to_end
 from avow.retry import poll_until
 from avow.settings import PipelineConfig, unwrap_secrets
 from avow.sinks.kafka import entries
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic, declared_outputs, on_other_cluster
+from avow.sinks.kafka.config import config_of, dead_letter_topic, declared_outputs, on_other_cluster
 from avow.sinks.kafka.entries import StoredEntry
 
 KEY = "sink.kafka"  # where the file has the settings that a client may complain of
@@ -134,11 +134,11 @@ class KafkaClients:
     """One process's clients of one pipeline."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
+        sink = config_of(pipeline)
         self.group = pipeline.name
         self.pipeline = pipeline
         self._source = pipeline.source
-        own = unwrap_secrets(pipeline.sink.kafka)
+        own = unwrap_secrets(sink.kafka)
         self._errors: deque[KafkaError] = deque(maxlen=100)  # what connections of producers reported
         # On its own cluster the output has settings of its own; on the source's, what it does not say is the same.
         self.elsewhere = on_other_cluster(pipeline)
@@ -152,8 +152,8 @@ class KafkaClients:
         )
         self.connection = replace(
             self.ledger_connection,
-            bootstrap_servers=str(pipeline.sink.brokers) if self.elsewhere else pipeline.source.brokers,
-            shown=pipeline.sink.shown("brokers") if self.elsewhere else pipeline.source.shown("brokers"),
+            bootstrap_servers=str(sink.brokers) if self.elsewhere else pipeline.source.brokers,
+            shown=sink.shown("brokers") if self.elsewhere else pipeline.source.shown("brokers"),
             config=own if self.elsewhere else unwrap_secrets(pipeline.source.kafka) | own,
         )
         self._dead_letter_topic = dead_letter_topic(pipeline)
@@ -501,9 +501,9 @@ _clients = ClientCache(KafkaClients.close, keep=1)
 
 def cached(pipeline: PipelineConfig) -> KafkaClients:
     """This thread's own clients, of one pipeline at a time."""
-    assert isinstance(pipeline.sink, KafkaConfig)
-    settings = (*unwrap_secrets(pipeline.source.kafka).items(), "|", *unwrap_secrets(pipeline.sink.kafka).items())
-    key = (pipeline.name, pipeline.source.brokers, pipeline.sink.brokers, settings)
+    sink = config_of(pipeline)
+    settings = (*unwrap_secrets(pipeline.source.kafka).items(), "|", *unwrap_secrets(sink.kafka).items())
+    key = (pipeline.name, pipeline.source.brokers, sink.brokers, settings)
     return _clients.get(key, lambda: KafkaClients(pipeline))
 
 

@@ -27,7 +27,7 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import DriverSink, PartitionState
 from avow.sinks.kafka import start_records
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, KafkaClients
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic, on_other_cluster
+from avow.sinks.kafka.config import config_of, dead_letter_topic, on_other_cluster
 from avow.sinks.kafka.dead_letters import LEAST_BYTES
 from avow.sinks.kafka.entries import StoredEntry, topic_key
 from avow.sinks.kafka.messages import output_topics
@@ -51,9 +51,8 @@ class _Inputs:
 
 class KafkaDriver(DriverSink):
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
-        self._sink = pipeline.sink
+        self._sink = config_of(pipeline)
         self._clients = KafkaClients(pipeline)
         self._fenced: frozenset[TopicPartition] = frozenset()  # had a position when this run began
 

@@ -26,7 +26,7 @@ from avow.kafka.headers import CHECKSUM
 from avow.settings import PipelineConfig
 from avow.sinks import json as as_json
 from avow.sinks.kafka.clients import TopicLimits
-from avow.sinks.kafka.config import KafkaConfig
+from avow.sinks.kafka.config import KafkaConfig, config_of
 
 ORIGIN = "avow-origin"  # the header that carries a record's identity: topic/partition/offset
 REDRIVEN = "avow-redriven"  # and the one of records that were dead letters: they come late, out of their order
@@ -125,12 +125,11 @@ class RecordMapper:
     """Turns rows of one pipeline into output records."""
 
     def __init__(self, pipeline: PipelineConfig, *, redriven: bool = False) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
-        self._sink = pipeline.sink
+        self._sink = config_of(pipeline)
         self._redriven = redriven
-        self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}
+        self._ours = {*self._sink.lineage, *pipeline.carried.values()}
         self._carried = pipeline.carried
-        self._routed = pipeline.sink.routed_by
+        self._routed = self._sink.routed_by
 
     @property
     def _untouched(self) -> bool:

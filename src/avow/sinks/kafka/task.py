@@ -28,7 +28,7 @@ from avow.sinks.base import DeadLetter, LedgerUpdate, RowChanges, Selection, Tas
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import dead_letters as dead
 from avow.sinks.kafka.clients import FENCED_PAUSE_S, PATIENCE_S, KafkaClients, PartitionProducer, expect, is_fenced
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
+from avow.sinks.kafka.config import config_of, dead_letter_topic
 from avow.sinks.kafka.entries import StoredEntry
 from avow.sinks.kafka.messages import RecordMapper, output_topics, refuse_unfit
 from avow.sinks.kafka.produce import send, send_all
@@ -43,8 +43,7 @@ class KafkaTask(TaskSink):
     def __init__(
         self, pipeline: PipelineConfig, run: int, clients: KafkaClients | None = None, *, redriving: bool = False
     ) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
-        self._sink = pipeline.sink
+        self._sink = config_of(pipeline)
         self._source = pipeline.source
         self._dead_letter_topic = dead_letter_topic(pipeline)
         self._run = run
