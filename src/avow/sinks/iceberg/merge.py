@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from avow.settings import Lineage
 from avow.sinks.lake.table import numbered_keys
-from avow.sinks.lake.task import DELETED
+from avow.sinks.lake.task import DELETED, columns_of
 
 _ROW, _CHANGE = "__avow_row", "__avow_change"
 
@@ -57,8 +57,4 @@ def fresh(changes: pa.Table, known: Sequence[pa.ChunkedArray], schema: pa.Schema
     numbers = pa.array(range(changes.num_rows), pa.int64())
     seen = pa.chunked_array([chunk for field in known for chunk in field.chunks], pa.int64())
     new = changes.filter(pc.and_not(pc.invert(pc.is_in(numbers, value_set=seen)), changes[DELETED]))
-    columns = [
-        new[field.name].cast(field.type) if field.name in new.schema.names else pa.nulls(new.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns_of(schema, new), schema=schema)

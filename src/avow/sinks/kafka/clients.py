@@ -136,7 +136,6 @@ class KafkaClients:
     def __init__(self, pipeline: PipelineConfig) -> None:
         sink = config_of(pipeline)
         self.group = pipeline.name
-        self.pipeline = pipeline
         self._source = pipeline.source
         own = unwrap_secrets(sink.kafka)
         self._errors: deque[KafkaError] = deque(maxlen=100)  # what connections of producers reported

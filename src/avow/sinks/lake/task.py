@@ -86,7 +86,10 @@ class LakeTask(StagingSink):
         if self._keyed:
             self._write_staging(batch, deleted=False)
             if rows.deletes.num_rows:
-                self._write_staging(self._widened(rows.deletes), deleted=True)
+                # Deletes have the key and the lineage; the other columns are null.
+                columns = columns_of(self._context.schema, rows.deletes)
+                deletes = pa.RecordBatch.from_arrays(columns, names=self._context.schema.names)
+                self._write_staging(deletes, deleted=True)
         else:
             self._supplied += batch.num_rows
             self._rows.write(batch)
@@ -126,16 +129,6 @@ class LakeTask(StagingSink):
 
     def _writer(self, folder: Location, schema: pa.Schema) -> FileWriter:
         return FileWriter(folder, schema, (self._pipeline.name, self._run), self._sink.file_mb << 20)
-
-    def _widened(self, deletes: pa.RecordBatch) -> pa.RecordBatch:
-        """Deletes have the key and the lineage; the other columns are null."""
-        columns = [
-            deletes.column(field.name).cast(field.type)
-            if field.name in deletes.schema.names
-            else pa.nulls(deletes.num_rows, field.type)
-            for field in self._context.schema
-        ]
-        return pa.RecordBatch.from_arrays(columns, names=self._context.schema.names)
 
     def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
         """Dead letters into a file of their own table."""
@@ -237,6 +230,14 @@ def partition_values(rows: pa.RecordBatch, sink: LakeConfig) -> pa.Array:
     assert sink.partition_by is not None
     column = rows.column(sink.partition_by.column)
     return day_of(column) if sink.partition_by.day else column
+
+
+def columns_of(schema: pa.Schema, rows: Any) -> list[Any]:
+    """The columns of a schema, of a batch or a table; null where that has none."""
+    return [
+        rows[field.name].cast(field.type) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
 
 
 def day_of(times: Any) -> Any:
