@@ -361,7 +361,6 @@ class LakeDriver(CommittingSink):
         last: bool,
         on_committed: Callable[[], None] = lambda: None,
     ) -> None:
-        """One act of the guarantee, for all ranges of a batch at once. ``last``: the counts are stored with it."""
         staged = [output for output in outputs if isinstance(output, LakeTaskOutput)]
         assert len(staged) == len(outputs), f"not the output of this sink's tasks: {outputs!r}"
         if Act.WRITE in step:
