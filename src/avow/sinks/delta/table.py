@@ -60,8 +60,8 @@ READER_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "variantType
 # In commits of ours the table is made with: without it a commit reads up to a hundred files of the log.
 CHECKPOINT_EVERY = 20
 
-_COUNTS, _LAST = ("read", "written", "dead"), ("last_offset", "last_timestamp_ms", "last_crc32")
-_NUMBERS = _COUNTS + _LAST  # as ``numbers_of`` gives them
+_COUNTS = ("read", "written", "dead")
+_NUMBERS = (*_COUNTS, "last_offset", "last_timestamp_ms", "last_crc32")  # as ``numbers_of`` gives them
 
 
 class Properties(TypedDict):
@@ -294,6 +294,7 @@ class DeltaLakeTable(LakeTable):
         unknown = {*(protocol.writer_features or ())} - WRITER_FEATURES
         unknown |= {*(protocol.reader_features or ())} - READER_FEATURES
         problems += [f"it needs the table feature {name}, which avow does not support" for name in sorted(unknown)]
+        # Whether the table declares its features by a version number alone.
         by_number = protocol.min_writer_version not in (1, 2, 7) and protocol.writer_features is None
         if by_number and configuration.get("delta.enableChangeDataFeed", "false") == "true":
             problems.append("delta.enableChangeDataFeed is set, and avow writes no change data for merges")
