@@ -8,7 +8,7 @@ Owns: that contract. Must not know: any sink, or what is wrong with a row. Its n
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -51,7 +51,8 @@ class Contents:
 
 
 class AuditReader(Protocol):
-    """One pipeline's sink at one moment. A sink whose rows are in a table subclasses ``TableAuditReader``."""
+    """One pipeline's sink at one moment. A sink whose rows are in a table subclasses ``TableAuditReader``. What has an
+    answer here is the same for sinks that store rows as they were made, in no order, and keep them."""
 
     @property
     def snapshot(self) -> str:
@@ -81,31 +82,38 @@ class AuditReader(Protocol):
 
     def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
         """Rows that the pipeline makes, as the sink should have them."""
+        return due
 
-    def comparable(self, due: pa.RecordBatch, stored: pa.RecordBatch) -> pa.RecordBatch:
+    def comparable(self, due: pa.RecordBatch, stored: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
         """Rows that are there, without what may be anything where these are due."""
+        return stored
 
     def retention_reason(self) -> str:
         """Why the sink may lack rows that it had, by its own doing; empty if it keeps them all. Asked in the driver."""
+        return ""
 
     def order_findings(self) -> Iterator[Finding]:
         """Where rows do not stand in their order, for sinks that keep one."""
+        return iter(())
 
     def contents(self) -> Contents | None:
         """All rows by what they hold, if they do not say which record they came from."""
+        return None
 
     def notes(self) -> Iterator[str]:
         """What is not wrong, and a reader should know."""
+        return iter(())
 
-    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
+    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002
         """The columns that the sink keeps as JSON: compared by what they say, not by how it is spelled."""
+        return frozenset()
 
 
-class TableAuditReader(ClosingContext, ABC):
-    """What is the same of every sink that is a table: rows are stored as they were made, and have no order."""
+class TableAuditReader(ClosingContext, AuditReader):
+    """What is the same of every sink that is a table."""
 
     _sink: SinkConfig
-    snapshot: str
+    snapshot = ""  # assigned by the reader
 
     @abstractmethod
     def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]: ...
@@ -121,24 +129,6 @@ class TableAuditReader(ClosingContext, ABC):
 
     def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
         return (*payload, *self._sink.lineage)
-
-    def stored(self, due: pa.RecordBatch) -> pa.RecordBatch:
-        return due
-
-    def comparable(self, due: pa.RecordBatch, stored: pa.RecordBatch) -> pa.RecordBatch:  # noqa: ARG002
-        return stored
-
-    def retention_reason(self) -> str:
-        return ""
-
-    def order_findings(self) -> Iterator[Finding]:
-        return iter(())
-
-    def contents(self) -> None:
-        return None
-
-    def notes(self) -> Iterator[str]:
-        return iter(())
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:
         """Nested values and unknown fields, unless the table has types for them."""

@@ -42,14 +42,10 @@ def value_text(value: Any, type_: pa.DataType) -> str:
     if pa.types.is_temporal(type_):
         return json.dumps(value.isoformat())
     if pa.types.is_floating(type_):
-        return _float(value, type_)
+        if not math.isfinite(value):
+            raise NotJson(f"JSON cannot represent {value}")
+        return str(np.float32(value)) if pa.types.is_float32(type_) else json.dumps(value)
     return json.dumps(value, ensure_ascii=False)
-
-
-def _float(value: float, type_: pa.DataType) -> str:
-    if not math.isfinite(value):
-        raise NotJson(f"JSON cannot represent {value}")
-    return str(np.float32(value)) if pa.types.is_float32(type_) else json.dumps(value)
 
 
 def objects(rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:

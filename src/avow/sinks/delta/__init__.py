@@ -3,7 +3,4 @@
 The ledger is in the table's own transactions (``txn`` in the log): one number for each thing that is known of a
 partition, of which the position is one. Delta keeps them through checkpoints and log clean-up. Which partitions there
 are, their topic's id and where they started is in a table property, which is written before the first position is.
-
-Every commit is made with no retries of the library's own, on the handle that the numbers were read from: any commit
-that came between refuses it.
 """

@@ -34,8 +34,6 @@ def store_settings(value: Any) -> dict[str, str]:
 
 
 class DeltaConfig(LakeConfig):
-    """[sink] with kind = "delta"."""
-
     kind: Literal["delta"] = Field(description='"delta"')
     path: Annotated[str, AfterValidator(lake_path)] = Field(description="a folder, or s3://bucket/folder")
     options: Annotated[ClientSettings, BeforeValidator(store_settings)] = Field(

@@ -35,14 +35,21 @@ from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAct
 
 from avow.errors import SinkError
 from avow.kafka.log import TopicPartition
-from avow.ledger import Counts, Entry, Fingerprint
 from avow.settings import Lineage, PipelineConfig, unwrap_secrets
 from avow.sinks.base import PartitionState
 from avow.sinks.delta import log, stats
 from avow.sinks.delta.config import DeltaConfig
 from avow.sinks.lake.files import DataFile, Location, location_of
-from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
-from avow.sinks.lake.table import CommitConflict, LakeTable, RowFilter, TableLayout, among, quoted, same_keys
+from avow.sinks.lake.ledger_snapshot import LedgerSnapshot, entry_from, numbers_of
+from avow.sinks.lake.table import (
+    EVERY_OFFSET,
+    CommitConflict,
+    LakeTable,
+    RowFilter,
+    TableLayout,
+    partition_problems,
+    quoted,
+)
 from avow.sinks.lake.task import DELETED, partition_text
 
 # What a writer can honour by adding files of whole rows. Anything else is refused by its name. The library itself adds
@@ -53,8 +60,8 @@ READER_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "variantType
 # In commits of ours the table is made with: without it a commit reads up to a hundred files of the log.
 CHECKPOINT_EVERY = 20
 
-_OFFSET_MAX = 2**63 - 1
-_NUMBERS = ("read", "written", "dead", "last_offset", "last_timestamp_ms", "last_crc32")
+_COUNTS = ("read", "written", "dead")
+_NUMBERS = (*_COUNTS, "last_offset", "last_timestamp_ms", "last_crc32")  # as ``numbers_of`` gives them
 
 
 class Properties(TypedDict):
@@ -88,10 +95,6 @@ class DeltaLakeTable(LakeTable):
         """On one line and without its colours: the cause stands at the end."""
         plain = re.sub(r"\x1b\[\d*m|↳", " ", str(error))
         return " ".join(plain.split())[:400] or type(error).__name__
-
-    @property
-    def loaded(self) -> bool:
-        return self._table is not None
 
     @property
     def _handle(self) -> DeltaTable:
@@ -160,11 +163,10 @@ class DeltaLakeTable(LakeTable):
             position = numbers.get(self._of(tp))
             if position is None:
                 continue  # a crash before its first position: it is adopted again
-            read, written, dead, *last = (numbers.get(self._of(tp, name), 0) for name in _NUMBERS)
-            fingerprint = Fingerprint(*last) if self._of(tp, "last_offset") in numbers else None
-            counts = Counts(read, written, dead, read - written - dead)
+            names = _NUMBERS if self._of(tp, "last_offset") in numbers else _COUNTS
+            known = [numbers.get(self._of(tp, name), 0) for name in names]
             owner = numbers.get(self._of(tp, "owner"), 0)
-            state[tp] = PartitionState(Entry(position, topic_id, max(run, owner), counts, fingerprint), start)
+            state[tp] = PartitionState(entry_from(position, topic_id, max(run, owner), known), start)
         newest = numbers.get(self._app("newest"), 0)
         return LedgerSnapshot(run, numbers.get(self._app("redrives"), 0), state, max(run, newest))
 
@@ -176,11 +178,9 @@ class DeltaLakeTable(LakeTable):
         }
         numbers |= {self._of(tp, "owner"): owner for tp, owner in snapshot.owners().items()}
         for tp, state in snapshot.partitions.items():
-            counts, last = state.entry.counts, state.entry.last
             numbers[self._of(tp)] = state.entry.position
-            values = [counts.read, counts.written, counts.dead]
-            values += [last.offset, last.timestamp_ms, last.crc32] if last else []
-            numbers |= {self._of(tp, name): value for name, value in zip(_NUMBERS, values, strict=False)}
+            stored = zip(_NUMBERS, numbers_of(state.entry), strict=False)
+            numbers |= {self._of(tp, name): number for name, number in stored}
         return numbers
 
     def _properties(self, snapshot: LedgerSnapshot, name: str) -> Properties:
@@ -279,12 +279,6 @@ class DeltaLakeTable(LakeTable):
     def schema(self) -> pa.Schema:
         return pa.schema(self._handle.schema().to_arrow())
 
-    def storable(self, type_: pa.DataType) -> pa.DataType:
-        return type_
-
-    def file_schema(self, wanted: pa.Schema) -> pa.Schema:
-        return wanted
-
     def incompatibilities(self, layout: TableLayout, mode: str) -> list[str]:
         metadata, protocol = self._handle.metadata(), self._handle.protocol()
         configuration = metadata.configuration
@@ -300,25 +294,16 @@ class DeltaLakeTable(LakeTable):
         unknown = {*(protocol.writer_features or ())} - WRITER_FEATURES
         unknown |= {*(protocol.reader_features or ())} - READER_FEATURES
         problems += [f"it needs the table feature {name}, which avow does not support" for name in sorted(unknown)]
-        if protocol.min_writer_version not in (1, 2, 7) and protocol.writer_features is None:
-            problems += self._old_features(configuration)
+        # Whether the table declares its features by a version number alone.
+        by_number = protocol.min_writer_version not in (1, 2, 7) and protocol.writer_features is None
+        if by_number and configuration.get("delta.enableChangeDataFeed", "false") == "true":
+            problems.append("delta.enableChangeDataFeed is set, and avow writes no change data for merges")
         for field in self._handle.schema().fields:
             for name in ("delta.generationExpression", "delta.invariants", "delta.identity.start"):
                 if name in (field.metadata or {}):
                     problems.append(f"column {field.name!r} has {name}, which avow does not support")
         wanted = [layout.partition.name] if layout.partition is not None else []
-        if list(metadata.partition_columns) != wanted:
-            partitioned_by = ", ".join(metadata.partition_columns) or "nothing"
-            problems.append(
-                f"it is partitioned by {partitioned_by}, but sink.partition_by is {', '.join(wanted) or 'nothing'}"
-            )
-        return problems
-
-    def _old_features(self, configuration: Mapping[str, str]) -> list[str]:
-        """Of a table that declares its features by a version number alone."""
-        if configuration.get("delta.enableChangeDataFeed", "false") == "true":
-            return ["delta.enableChangeDataFeed is set, and avow writes no change data for merges"]
-        return []
+        return problems + partition_problems(metadata.partition_columns, wanted)
 
     def compatibility_key(self) -> object:
         metadata, protocol = self._handle.metadata(), self._handle.protocol()
@@ -423,14 +408,11 @@ class DeltaLakeTable(LakeTable):
 
     # Reading.
 
-    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        first = wanted[key[0]].unique()
-        with self._errors("cannot be read"):
-            rows = self._files(_span(key[0], first)).to_table(columns=list(key), filter=among(key[0], first))
-        return same_keys(rows, wanted, key)
-
     def _dataset(self, row_filter: RowFilter | None) -> ds.Dataset:
         return self._files(row_filter.predicate() if row_filter else None)
+
+    def _dataset_with(self, column: str, values: pa.ChunkedArray) -> ds.Dataset:
+        return self._files(_span(column, values))
 
     def _files(self, condition: str | None) -> ds.Dataset:
         """Its files, or those in which rows may be of which the condition is true.
@@ -453,9 +435,9 @@ class DeltaLakeTable(LakeTable):
             actions = pa.table(self._handle.get_add_actions(flatten=True))
         least, greatest = (f"{which}.{column}" for which in ("min", "max"))
         if least not in actions.schema.names:
-            return [(0, _OFFSET_MAX)] * min(actions.num_rows, 1)
+            return [EVERY_OFFSET] * min(actions.num_rows, 1)
         pairs = zip(actions[least].to_pylist(), actions[greatest].to_pylist(), strict=True)
-        return [(0, _OFFSET_MAX) if low is None or high is None else (low, high) for low, high in pairs]
+        return [EVERY_OFFSET if low is None or high is None else (low, high) for low, high in pairs]
 
     def file_count(self) -> int:
         with self._errors("cannot be read"):

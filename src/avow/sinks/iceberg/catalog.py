@@ -51,20 +51,20 @@ class CachingSqlCatalog(SqlCatalog):
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
-        self._commit_to: dict[Identifier, CommitTableResponse] = {}
+        self._committed: dict[Identifier, CommitTableResponse] = {}
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
         response = super().commit_table(table, requirements, updates)
-        self._commit_to[table.name()] = response
+        self._committed[table.name()] = response
         return response
 
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         identifier = (*Catalog.identifier_to_tuple(orm_table.table_namespace), orm_table.table_name)
-        commit_with_retry = self._commit_to.get(identifier)
-        if commit_with_retry is None or commit_with_retry.metadata_location != orm_table.metadata_location:
+        ours = self._committed.get(identifier)
+        if ours is None or ours.metadata_location != orm_table.metadata_location:
             return super()._convert_orm_to_iceberg(orm_table)
-        io = self._load_file_io(commit_with_retry.metadata.properties, commit_with_retry.metadata_location)
-        return Table(identifier, commit_with_retry.metadata, commit_with_retry.metadata_location, io, self)
+        io = self._load_file_io(ours.metadata.properties, ours.metadata_location)
+        return Table(identifier, ours.metadata, ours.metadata_location, io, self)
 
     def _update_and_stage_table(
         self, current_table: Table | None, table_identifier: Any, requirements: Any, updates: Any

@@ -27,8 +27,6 @@ def catalog_settings(value: Any) -> dict[str, str]:
 
 
 class IcebergConfig(LakeConfig):
-    """[sink] with kind = "iceberg"."""
-
     reserved_columns: ClassVar[frozenset[str]] = frozenset(
         {"__avow_deleted", "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
     )

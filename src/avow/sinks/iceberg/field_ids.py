@@ -24,24 +24,13 @@ _ID = b"PARQUET:field_id"
 
 @dataclass(frozen=True, slots=True)
 class FieldIdDataset:
-    """As much of Arrow's ``Dataset`` as is asked of one."""
+    """In the place of Arrow's ``Dataset``, as far as one is asked."""
 
     filesystem: pa.fs.FileSystem
     paths: Sequence[str]
     schema: pa.Schema  # with the table's ids
 
-    def to_table(self, columns: list[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
-        return self._scanner(columns, filter).to_table()
-
-    def to_batches(
-        self, columns: list[str] | None = None, filter: pc.Expression | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        yield from self._scanner(columns, filter).to_batches()
-
-    def head(self, count: int, filter: pc.Expression | None = None) -> pa.Table:
-        return self._scanner(None, filter).head(count)
-
-    def _scanner(self, columns: list[str] | None, filter: pc.Expression | None) -> ds.Scanner:
+    def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None) -> ds.Scanner:
         made = pa.RecordBatchReader.from_batches(self.schema, self._batches())
         return ds.Scanner.from_batches(made, columns=columns, filter=filter)
 

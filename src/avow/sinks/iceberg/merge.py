@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.settings import Lineage
-from avow.sinks.lake.table import comparable
-from avow.sinks.lake.task import DELETED
+from avow.sinks.lake.table import numbered_keys
+from avow.sinks.lake.task import DELETED, columns_of
 
 _ROW, _CHANGE = "__avow_row", "__avow_change"
 
@@ -30,8 +30,7 @@ class KeyMatches:
 
 def match_keys(existing: pa.Table, changes: pa.Table, key: Sequence[str], lineage: Lineage) -> KeyMatches:
     """A later record of the same partition replaces or deletes, and so does any of another one."""
-    left, right = (_numbered(comparable(table, key), name) for table, name in ((existing, _ROW), (changes, _CHANGE)))
-    pairs = left.join(right, list(key), join_type="inner")
+    pairs = numbered_keys(existing, key, _ROW).join(numbered_keys(changes, key, _CHANGE), list(key), join_type="inner")
     topic, partition, offset, _ = lineage
     old = existing.select([topic, partition, offset]).take(pairs[_ROW])
     new = changes.select([topic, partition, offset]).take(pairs[_CHANGE])
@@ -58,12 +57,4 @@ def fresh(changes: pa.Table, known: Sequence[pa.ChunkedArray], schema: pa.Schema
     numbers = pa.array(range(changes.num_rows), pa.int64())
     seen = pa.chunked_array([chunk for field in known for chunk in field.chunks], pa.int64())
     new = changes.filter(pc.and_not(pc.invert(pc.is_in(numbers, value_set=seen)), changes[DELETED]))
-    columns = [
-        new[field.name].cast(field.type) if field.name in new.schema.names else pa.nulls(new.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _numbered(rows: pa.Table, name: str) -> pa.Table:
-    return rows.append_column(name, pa.array(range(rows.num_rows), pa.int64()))
+    return pa.Table.from_arrays(columns_of(schema, new), schema=schema)

@@ -59,9 +59,9 @@ from avow.sinks.iceberg.field_ids import FieldIdDataset
 from avow.sinks.lake import ledger_snapshot
 from avow.sinks.lake.files import DataFile, FileWriter, Location, in_s3, path_of
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
-from avow.sinks.lake.table import CommitConflict, LakeTable, RowFilter, TableLayout, among, same_keys
+from avow.sinks.lake.table import EVERY_OFFSET, CommitConflict, LakeTable, RowFilter, TableLayout, partition_problems
+from avow.sinks.lake.task import day_of, parts_by
 
-_OFFSET_MAX = 2**63 - 1
 _FORMATS = (1, 2)
 EXCHANGES_MAX = 40  # attempts to bring in what is merged, while others commit first
 PAUSE_S = 0.02
@@ -93,10 +93,6 @@ class IcebergLakeTable(LakeTable):
     @staticmethod
     def _error_text(error: Exception) -> str:
         return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-    @property
-    def loaded(self) -> bool:
-        return self._table is not None
 
     @property
     def _handle(self) -> Table:
@@ -171,12 +167,10 @@ class IcebergLakeTable(LakeTable):
         metadata = self._handle.metadata
         for snapshot in ancestors_of(self._handle.current_snapshot(), metadata):
             newest = self._number(snapshot)
+            if newest is not None and newest < number:
+                return f"its current snapshot has avow's commit {newest}, but commit {number} was made"
             if newest is not None:
-                return (
-                    ""
-                    if newest >= number
-                    else f"its current snapshot has avow's commit {newest}, but commit {number} was made"
-                )
+                return ""
         # None of ours among what the table was: expired, or left behind.
         if any(self._number(snapshot) == number for snapshot in metadata.snapshots):
             return f"avow's last commit ({number}) is not in the table's history"
@@ -216,15 +210,7 @@ class IcebergLakeTable(LakeTable):
 
     def storable(self, type_: pa.DataType) -> pa.DataType:
         """Iceberg has no whole numbers below 32 bits."""
-        if pa.types.is_int8(type_) or pa.types.is_int16(type_):
-            return pa.int32()
-        if pa.types.is_list(type_):
-            return pa.list_(self.storable(type_.value_type))
-        if pa.types.is_map(type_):
-            return pa.map_(type_.key_type, self.storable(type_.item_type))
-        if pa.types.is_struct(type_):
-            return pa.struct([field.with_type(self.storable(field.type)) for field in type_.fields])
-        return type_
+        return _changed(type_, lambda part: pa.int32() if part in (pa.int8(), pa.int16()) else part)
 
     def file_schema(self, wanted: pa.Schema) -> pa.Schema:
         """With the table's own field ids, by which its readers know a column."""
@@ -239,18 +225,11 @@ class IcebergLakeTable(LakeTable):
             problems.append(
                 f"write.format.default is {metadata.properties['write.format.default']}, but avow writes parquet"
             )
-        partitioned_by = [
-            str(field.transform) + ":" + self._source(field.source_id) for field in self._handle.spec().fields
-        ]
+        partitioned_by = [f"{field.transform}:{self._source(field.source_id)}" for field in self._handle.spec().fields]
         wanted = []
         if layout.partition is not None:
             wanted = [f"day:{layout.by_day_of}" if layout.by_day_of else f"identity:{layout.partition.name}"]
-        if partitioned_by != wanted:
-            declared = ", ".join(wanted) or "nothing"
-            problems.append(
-                f"it is partitioned by {', '.join(partitioned_by) or 'nothing'}, but sink.partition_by is {declared}"
-            )
-        return problems
+        return problems + partition_problems(partitioned_by, wanted)
 
     def compatibility_key(self) -> object:
         metadata = self._handle.metadata
@@ -276,7 +255,11 @@ class IcebergLakeTable(LakeTable):
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
-        self._prepare_commit()
+        # On this handle alone, until the commit is made: without the library's retries, and without the past, which
+        # has no part in it. The catalog applies the commit to what the table really has.
+        metadata = self._handle.metadata
+        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
+        self._handle.metadata = without_history(metadata).model_copy(update={"properties": properties})
         try:
             yield
         except (CommitFailedException, ValidationException, SQLAlchemyError) as error:
@@ -287,13 +270,6 @@ class IcebergLakeTable(LakeTable):
         except Exception as error:
             # Failed, or with an unknown outcome, in the words of any catalog: it is looked for by its name too.
             raise SinkError(f"could not commit to table {self.shown}: {self._error_text(error)}") from error
-
-    def _prepare_commit(self) -> None:
-        """On this handle alone, until the commit is made: without the library's retries, and without the past, which
-        has no part in it. The catalog applies the commit to what the table really has."""
-        metadata = self._handle.metadata
-        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
-        self._handle.metadata = without_history(metadata).model_copy(update={"properties": properties})
 
     @contextmanager
     def _transaction(self, snapshot: LedgerSnapshot, name: str) -> Iterator[tuple[Transaction, dict[str, str]]]:
@@ -307,15 +283,16 @@ class IcebergLakeTable(LakeTable):
             yield transaction, summary
 
     def commit(self, snapshot: LedgerSnapshot, files: Sequence[DataFile], name: str) -> None:
-        self._append(snapshot, [self._iceberg_file(file) for file in files], name)
+        self._exchange(snapshot, [], [self._iceberg_file(file) for file in files], name)
 
-    def _append(self, snapshot: LedgerSnapshot, made: Sequence[IcebergFile], name: str) -> None:
-        with (
-            self._transaction(snapshot, name) as (transaction, summary),
-            transaction.update_snapshot(snapshot_properties=summary).merge_append() as append,
-        ):
-            for file in made:
-                append.append_data_file(file)
+    def _exchange(
+        self, snapshot: LedgerSnapshot, gone: Sequence[IcebergFile], made: Sequence[IcebergFile], name: str
+    ) -> None:
+        """Files that go and files that come, and the ledger with them, in one snapshot."""
+        with self._transaction(snapshot, name) as (transaction, summary):
+            update = transaction.update_snapshot(snapshot_properties=summary)
+            with update.overwrite() if gone else update.merge_append() as exchange:
+                _exchange_files(exchange, gone, made)
 
     def _iceberg_file(self, file: DataFile, partition: Record | None = None) -> IcebergFile:
         schema = self._handle.schema()
@@ -347,24 +324,16 @@ class IcebergLakeTable(LakeTable):
         with self._errors("cannot be read"):
             for file in self._files(self._handle.scan(row_filter=_span(rows[key[0]], key[0]))):
                 existing = self._read([file], schema)
-                matches = merging.match_keys(existing.to_table(columns=[*key, *lineage]), rows, key, lineage)
+                compared = existing.scanner(columns=[*key, *lineage]).to_table()
+                matches = merging.match_keys(compared, rows, key, lineage)
                 known.append(matches.known)
                 if len(matches.rows):
                     gone.append(file)
-                    self._write(merging.successor(existing.to_table(), rows, matches), schema, writers, snapshot.newest)
+                    after = merging.successor(existing.scanner().to_table(), rows, matches)
+                    self._write(after, schema, writers, snapshot.newest)
             self._write(merging.fresh(rows, known, schema), schema, writers, snapshot.newest)
             made = [self._iceberg_file(file) for writer in writers.values() for file in writer.close()]
-        if not gone:
-            self._append(snapshot, made, name)
-            return
-        with (
-            self._transaction(snapshot, name) as (transaction, summary),
-            transaction.update_snapshot(snapshot_properties=summary).overwrite() as exchange,
-        ):
-            for file in gone:
-                exchange.delete_data_file(file)
-            for file in made:
-                exchange.append_data_file(file)
+        self._exchange(snapshot, gone, made, name)
 
     def _write(self, rows: pa.Table, schema: pa.Schema, writers: dict[Any, FileWriter], run: int) -> None:
         """Rows into files, each of them of one value of what the table is partitioned by."""
@@ -377,17 +346,15 @@ class IcebergLakeTable(LakeTable):
     def _parts(self, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
         for by in self._handle.spec().fields:  # one, or none
             values = rows[self._source(by.source_id)]
-            if isinstance(by.transform, DayTransform):
-                values = values.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
-            for value in values.unique().to_pylist():
-                same = values.is_null() if value is None else pc.equal(values, pa.scalar(value, values.type))
-                yield value, rows.filter(same)
+            yield from parts_by(day_of(values) if isinstance(by.transform, DayTransform) else values, rows)
             return
         if rows.num_rows:
             yield None, rows
 
     def remove(self, row_filter: RowFilter, snapshot: LedgerSnapshot, name: str) -> None:
-        if not self._has_rows(row_filter):
+        with self._errors("cannot be read"):
+            found = self._scanner(None, row_filter).head(1)
+        if not found.num_rows:
             self.commit(snapshot, [], name)
             return
         with self._transaction(snapshot, name) as (transaction, summary):
@@ -426,7 +393,11 @@ class IcebergLakeTable(LakeTable):
         return ds.dataset(paths, schema=schema, format="parquet", filesystem=self.data.filesystem)
 
     def _plain_schema(self) -> pa.Schema:
-        return pa.schema([field.with_type(_small(field.type)) for field in self.schema()])
+        """pyiceberg has the large types of Arrow; the files, and our rows, the others."""
+        small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+        return pa.schema(
+            [field.with_type(_changed(field.type, lambda part: small.get(part, part))) for field in self.schema()]
+        )
 
     def _own_schema(self) -> pa.Schema:
         """All of its columns, as files have them."""
@@ -436,24 +407,14 @@ class IcebergLakeTable(LakeTable):
         scan = self._handle.scan() if row_filter is None else self._handle.scan(row_filter=row_filter.predicate())
         return self._read(self._files(scan), self._plain_schema())
 
-    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        with self._errors("cannot be read"):
-            first = among(key[0], wanted[key[0]].unique())
-            rows = self._dataset(None).to_table(columns=list(key), filter=first)
-        return same_keys(rows, wanted, key)
-
     def spans(self, column: str) -> list[tuple[int, int]]:
         number = self._handle.schema().find_field(column).field_id
         spans = []
         for file in self._planned():
             bounds = [(by_id or {}).get(number) for by_id in (file.lower_bounds, file.upper_bounds)]
             low, high = (None if bound is None else struct.unpack("<q", bound)[0] for bound in bounds)
-            spans.append((0, _OFFSET_MAX) if low is None or high is None else (low, high))
+            spans.append(EVERY_OFFSET if low is None or high is None else (low, high))
         return spans
-
-    def _has_rows(self, row_filter: RowFilter) -> bool:
-        with self._errors("cannot be read"):
-            return bool(self._dataset(row_filter).head(1, filter=row_filter.expression()).num_rows)
 
     def file_count(self) -> int:
         return len(self._planned())
@@ -479,7 +440,7 @@ class IcebergLakeTable(LakeTable):
         schema, run = self._own_schema(), self.ledger().newest
         writer = FileWriter(self.data, schema, (pipeline, run), target)
         with self._errors("cannot be read"):
-            for batch in self._read(files, schema).to_table().to_batches():
+            for batch in self._read(files, schema).scanner().to_table().to_batches():
                 writer.write(batch)
         made = [self._iceberg_file(file, Record(*value)) for file in writer.close()]
         if sum(file.record_count for file in made) != sum(file.record_count for file in files):
@@ -493,10 +454,7 @@ class IcebergLakeTable(LakeTable):
                     CachedTransaction(self._handle) as transaction,
                     transaction.update_snapshot().overwrite() as exchange,
                 ):
-                    for file in files:
-                        exchange.delete_data_file(file)
-                    for file in made:
-                        exchange.append_data_file(file)
+                    _exchange_files(exchange, files, made)
                 return
             except CommitConflict:
                 time.sleep(pause)
@@ -521,6 +479,13 @@ class IcebergLakeTable(LakeTable):
                     for entry in manifest.fetch_manifest_entry(self._handle.io, discard_deleted=False):
                         names.add(entry.data_file.file_path.rsplit("/", 1)[-1])
         return names
+
+
+def _exchange_files(exchange: Any, gone: Iterable[IcebergFile], made: Iterable[IcebergFile]) -> None:
+    for file in gone:
+        exchange.delete_data_file(file)
+    for file in made:
+        exchange.append_data_file(file)
 
 
 def _span(values: pa.ChunkedArray, column: str) -> BooleanExpression:
@@ -562,19 +527,15 @@ def _typed(type_: pa.DataType, known: IcebergType) -> pa.DataType:
     return type_
 
 
-def _small(type_: pa.DataType) -> pa.DataType:
-    """pyiceberg has the large types of Arrow; the files, and our rows, the others."""
+def _changed(type_: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type in which each part that has no parts itself is changed. A list is not a large one."""
     if pa.types.is_large_list(type_) or pa.types.is_list(type_):
-        return pa.list_(pa.field("element", _small(type_.value_type)))
-    if pa.types.is_large_string(type_):
-        return pa.string()
-    if pa.types.is_large_binary(type_):
-        return pa.binary()
+        return pa.list_(pa.field(type_.value_field.name, _changed(type_.value_type, change)))
     if pa.types.is_map(type_):
-        return pa.map_(_small(type_.key_type), _small(type_.item_type))
+        return pa.map_(_changed(type_.key_type, change), _changed(type_.item_type, change))
     if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_small(field.type)) for field in type_.fields])
-    return type_
+        return pa.struct([field.with_type(_changed(field.type, change)) for field in type_.fields])
+    return change(type_)
 
 
 def catalog_settings(sink: IcebergConfig) -> dict[str, str]:

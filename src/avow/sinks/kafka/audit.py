@@ -35,36 +35,40 @@ from avow.kafka.admin import several
 from avow.kafka.headers import headers_of
 from avow.kafka.log import Log, TopicPartition
 from avow.ledger import Entry
-from avow.schema import Field
 from avow.settings import PipelineConfig
-from avow.sinks.auditing import CONTENT, Contents, Known
+from avow.sinks.auditing import CONTENT, AuditReader, Contents, Known
 from avow.sinks.base import Selection
 from avow.sinks.kafka import dead_letters as dead
 from avow.sinks.kafka import start_records
 from avow.sinks.kafka.clients import PATIENCE_S, KafkaClients
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
+from avow.sinks.kafka.config import config_of, dead_letter_topic
 from avow.sinks.kafka.driver import KafkaDriver
 from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, RecordMapper, output_topics, read_origin
 
 SHORT_BYTES = 40
 SPILL_ROWS = 50_000
 COLUMNS = ("topic", "key", "value", "headers", "timestamp")
+_TYPES = (pa.string(), pa.binary(), pa.binary(), pa.string(), pa.int64())
+_SCHEMA = pa.schema(
+    [("offset", pa.int64()), ("place", pa.int32()), ("redriven", pa.bool_()), *zip(COLUMNS, _TYPES, strict=True)]
+)
 UNMARKED = TopicPartition("", 0)  # where records stand that do not say which one they came from
 
 
-class KafkaAuditReader:
+class KafkaAuditReader(AuditReader):
     """The output of one pipeline, up to where it ended at one moment."""
 
+    snapshot = ""
+
     def __init__(self, pipeline: PipelineConfig, snapshot: str | None = None) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
-        self._sink = pipeline.sink
-        self._offset = pipeline.sink.lineage.offset
+        self._sink = config_of(pipeline)
+        self._offset = self._sink.lineage.offset
         self._mapper = RecordMapper(pipeline)
         self._clients = KafkaClients(pipeline)
         self._spill: _Spill | None = None
         self._moment = json.loads(snapshot) if snapshot else None
-        self._joined = snapshot is not None
+        self._folders: list[Path] = []  # ours, which go at the end
         self._losses: list[str] = []  # by the output, as far as it says
         self._recreated = ""  # which topic is not the one that was written to
         try:
@@ -83,9 +87,9 @@ class KafkaAuditReader:
                 self._clients.topic_ids(written_to, *(stored.topics for stored in self._stored.values()))
             except TopicRecreated as error:
                 self._recreated = str(error)
-            folder = tempfile.mkdtemp(prefix="avow-audit-")
-            self._moment = {"ends": ends, "folder": folder, "machine": os.uname().nodename}
-            self._spill = self._filled(Path(folder), ends)
+            folder = self._new_folder()
+            self._moment = {"ends": ends, "folder": str(folder), "machine": os.uname().nodename}
+            self._spill = self._filled(folder, ends)
             self._losses = [*self._retention_losses(ends)]
             after = store.stored_entries(stable=True)
         claimed = {
@@ -117,16 +121,23 @@ class KafkaAuditReader:
 
     def _dead_letter_offsets(self) -> dict[str, list[int]]:
         by_partition: defaultdict[str, list[int]] = defaultdict(list)
-        for dead_letter, _ in dead.current_dead_letters(
-            self._clients, dead_letter_topic(self._pipeline), Selection()
-        ).values():
+        scan = dead.DeadLetterScan(self._clients, dead_letter_topic(self._pipeline), Selection(), dead.whole)
+        for dead_letter, _ in scan.read().values():
             by_partition[f"{dead_letter.topic}/{dead_letter.partition}"].append(dead_letter.offset)
         return {tp: sorted(offsets) for tp, offsets in by_partition.items()}
 
+    def _new_folder(self) -> Path:
+        self._folders.append(Path(tempfile.mkdtemp(prefix="avow-audit-")))
+        return self._folders[-1]
+
     def _filled(self, folder: Path, ends: dict[str, dict[int, int]]) -> _Spill:
-        return _Spill.fill(
-            _SpillWriter(folder, marked=self._sink.origin), self._clients, ends, self._dead_letter_offsets()
-        )
+        dead_letters, writer = self._dead_letter_offsets(), _SpillWriter(folder, marked=self._sink.origin)
+        partitions = {TopicPartition(topic, n): end for topic, parts in ends.items() for n, end in parts.items()}
+        places = {tp: number for number, tp in enumerate(partitions)}
+        for record in self._clients.records_between({}, partitions):
+            writer.add(record, places[TopicPartition(record.topic() or "", record.partition() or 0)])
+        writer.close(dead_letters)
+        return _Spill(folder)
 
     @property
     def _spilled(self) -> _Spill:
@@ -137,9 +148,7 @@ class KafkaAuditReader:
                 self._spill = _Spill(folder)
             else:
                 ends = {t: {int(p): end for p, end in parts.items()} for t, parts in self._moment["ends"].items()}
-                own = Path(tempfile.mkdtemp(prefix="avow-audit-"))
-                self._own = own
-                self._spill = self._filled(own, ends)
+                self._spill = self._filled(self._new_folder(), ends)
         return self._spill
 
     def __enter__(self) -> Self:
@@ -147,10 +156,8 @@ class KafkaAuditReader:
 
     def __exit__(self, *_: object) -> None:
         self._clients.close()
-        if not self._joined and self._moment is not None:
-            shutil.rmtree(self._moment["folder"], ignore_errors=True)
-        if own := getattr(self, "_own", None):
-            shutil.rmtree(own, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def known(self) -> dict[TopicPartition, Known]:
         partitions = {}
@@ -253,9 +260,6 @@ class KafkaAuditReader:
                 kind = Kind.TOPIC_RECREATED
                 yield Finding(kind, tp.topic, tp.partition, (span,), span.count, (), self._recreated)
 
-    def contents(self) -> Contents | None:
-        return None
-
     def notes(self) -> Iterator[str]:
         if self._losses:
             yield f"Retention or compaction deletes records of the output: {self.retention_reason()}."
@@ -263,9 +267,6 @@ class KafkaAuditReader:
             yield f"{self._spilled.foreign:,} records of the output have no {ORIGIN}: another producer writes to it."
         if self._sink.timestamps == "now" or self._spilled.stamped:
             yield "Timestamps were not compared: the output has its own (sink.timestamps, or LogAppendTime)."
-
-    def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002
-        return frozenset()
 
 
 class KafkaUnmarkedAuditReader(KafkaAuditReader):
@@ -340,15 +341,6 @@ def _spelled(headers: Sequence[tuple[str, bytes | str | None]], *, marked: bool)
     return hashlib.blake2b(text.encode(), digest_size=SHORT_BYTES // 2).hexdigest() if len(text) > SHORT_BYTES else text
 
 
-_SCHEMA = pa.schema(
-    [("offset", pa.int64()), ("place", pa.int32()), ("redriven", pa.bool_())]
-    + [
-        (name, type_)
-        for name, type_ in zip(COLUMNS, (pa.string(), pa.binary(), pa.binary(), pa.string(), pa.int64()), strict=True)
-    ]
-)
-
-
 class _Spill:
     """What was read, on disk: a file per input partition."""
 
@@ -367,27 +359,12 @@ class _Spill:
         with pa.OSFile(str(self._folder / self._files[tp])) as file:
             return pa.ipc.open_stream(file).read_all()
 
-    @classmethod
-    def fill(
-        cls,
-        writing: _SpillWriter,
-        clients: KafkaClients,
-        ends: dict[str, dict[int, int]],
-        dead_letters: dict[str, list[int]],
-    ) -> _Spill:
-        partitions = {TopicPartition(topic, n): end for topic, parts in ends.items() for n, end in parts.items()}
-        places = {tp: number for number, tp in enumerate(partitions)}
-        for record in clients.records_between({}, partitions):
-            writing.add(record, places[TopicPartition(record.topic() or "", record.partition() or 0)])
-        writing.close(dead_letters)
-        return cls(writing.folder)
-
 
 class _SpillWriter:
     """``marked``: records say which one they came from. If not, all of them go into one file."""
 
     def __init__(self, folder: Path, *, marked: bool) -> None:
-        self.folder = folder
+        self._folder = folder
         self._marked = marked
         self._rows: defaultdict[TopicPartition, list[tuple[Any, ...]]] = defaultdict(list)
         self._files: dict[TopicPartition, tuple[str, Any, pa.ipc.RecordBatchStreamWriter]] = {}
@@ -419,7 +396,7 @@ class _SpillWriter:
     def _write(self, tp: TopicPartition) -> None:
         if tp not in self._files:
             name = f"{len(self._files)}.arrow"
-            file = pa.OSFile(str(self.folder / name), "wb")
+            file = pa.OSFile(str(self._folder / name), "wb")
             self._files[tp] = (name, file, pa.ipc.new_stream(file, _SCHEMA))
         columns = zip(*self._rows.pop(tp), strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
@@ -438,7 +415,7 @@ class _SpillWriter:
             "foreign": self._foreign,
             "stamped": self._stamped,
         }
-        (self.folder / "done").write_text(json.dumps(summary))
+        (self._folder / "done").write_text(json.dumps(summary))
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:

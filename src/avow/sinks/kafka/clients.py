@@ -26,6 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import confluent_kafka as client
@@ -42,7 +43,7 @@ from avow.kafka.reader import read_to_end
 from avow.retry import poll_until
 from avow.settings import PipelineConfig, unwrap_secrets
 from avow.sinks.kafka import entries
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic, declared_outputs, on_other_cluster
+from avow.sinks.kafka.config import config_of, dead_letter_topic, declared_outputs, on_other_cluster
 from avow.sinks.kafka.entries import StoredEntry
 
 KEY = "sink.kafka"  # where the file has the settings that a client may complain of
@@ -133,11 +134,10 @@ class KafkaClients:
     """One process's clients of one pipeline."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
+        sink = config_of(pipeline)
         self.group = pipeline.name
-        self.pipeline = pipeline
         self._source = pipeline.source
-        own = unwrap_secrets(pipeline.sink.kafka)
+        own = unwrap_secrets(sink.kafka)
         self._errors: deque[KafkaError] = deque(maxlen=100)  # what connections of producers reported
         # On its own cluster the output has settings of its own; on the source's, what it does not say is the same.
         self.elsewhere = on_other_cluster(pipeline)
@@ -151,8 +151,8 @@ class KafkaClients:
         )
         self.connection = replace(
             self.ledger_connection,
-            bootstrap_servers=str(pipeline.sink.brokers) if self.elsewhere else pipeline.source.brokers,
-            shown=pipeline.sink.shown("brokers") if self.elsewhere else pipeline.source.shown("brokers"),
+            bootstrap_servers=str(sink.brokers) if self.elsewhere else pipeline.source.brokers,
+            shown=sink.shown("brokers") if self.elsewhere else pipeline.source.shown("brokers"),
             config=own if self.elsewhere else unwrap_secrets(pipeline.source.kafka) | own,
         )
         self._dead_letter_topic = dead_letter_topic(pipeline)
@@ -165,23 +165,17 @@ class KafkaClients:
         self._plain: client.Producer | None = None
         self._failed: list[KafkaError] = []  # what the plain producer could not deliver
         self._readers: dict[bool, client.Consumer] = {}  # of the group's offsets: stable ones, or as they are
-        self._admins: dict[bool, Admin] = {}
         self._limits: dict[str, tuple[float, TopicLimits]] = {}
 
-    @property
+    @cached_property
     def admin(self) -> Admin:
         """Of the output's cluster."""
-        return self._admin(self.connection, ledger=False)
+        return Admin(self.connection, timeout_s=PATIENCE_S)
 
-    @property
+    @cached_property
     def ledger_admin(self) -> Admin:
         """Of the source's cluster, where the group is."""
-        return self._admin(self.ledger_connection, ledger=True)
-
-    def _admin(self, connection: Connection, *, ledger: bool) -> Admin:
-        if ledger not in self._admins:
-            self._admins[ledger] = Admin(connection, timeout_s=PATIENCE_S)
-        return self._admins[ledger]
+        return Admin(self.ledger_connection, timeout_s=PATIENCE_S)
 
     # Producers
 
@@ -355,7 +349,8 @@ class KafkaClients:
     def close(self) -> None:
         """Close everything. A producer that has nothing open closes quickly."""
         self._producers.clear()
-        self._admins.clear()
+        self.__dict__.pop("admin", None)
+        self.__dict__.pop("ledger_admin", None)
         self._plain = None
         while self._readers:
             self._readers.popitem()[1].close()
@@ -411,8 +406,7 @@ class KafkaClients:
             f"pipeline {self.group} has delivered into {before}, but sink.topic is now {now}: its records would be "
             "split between the topics",
             advice=f"{back} the pipeline a new name: it fills {now} from source.start, or continues there if that "
-            "names "
-            f'the positions (start = {{ "{tp.topic}" = {{ "{tp.partition}" = {stored.entry.position} }} }}, and '
+            f'names the positions (start = {{ "{tp.topic}" = {{ "{tp.partition}" = {stored.entry.position} }} }}, and '
             "the other partitions likewise).",
         )
 
@@ -506,9 +500,9 @@ _clients = ClientCache(KafkaClients.close, keep=1)
 
 def cached(pipeline: PipelineConfig) -> KafkaClients:
     """This thread's own clients, of one pipeline at a time."""
-    assert isinstance(pipeline.sink, KafkaConfig)
-    settings = (*unwrap_secrets(pipeline.source.kafka).items(), "|", *unwrap_secrets(pipeline.sink.kafka).items())
-    key = (pipeline.name, pipeline.source.brokers, pipeline.sink.brokers, settings)
+    sink = config_of(pipeline)
+    settings = (*unwrap_secrets(pipeline.source.kafka).items(), "|", *unwrap_secrets(sink.kafka).items())
+    key = (pipeline.name, pipeline.source.brokers, sink.brokers, settings)
     return _clients.get(key, lambda: KafkaClients(pipeline))
 
 

@@ -56,8 +56,6 @@ def topic_template(value: str) -> str:
 
 
 class KafkaConfig(SinkConfig):
-    """[sink] with kind = "kafka"."""
-
     default_tombstones: ClassVar[Literal["dead-letter", "skip", "keep"]] = "keep"
     carries_record: ClassVar[bool] = True
 

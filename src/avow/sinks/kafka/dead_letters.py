@@ -31,8 +31,7 @@ from avow.sinks.kafka.clients import KafkaClients
 from avow.sinks.kafka.config import dead_letter_topic
 from avow.sinks.kafka.messages import ORIGIN, Headers, origin, read_origin, record_bytes
 
-Item = TypeVar("Item")
-AnyDeadLetter = TypeVar("AnyDeadLetter", DeadLetter, DeadLetterPreview)
+Item = TypeVar("Item", DeadLetter, DeadLetterPreview)
 COMPARED = {"=": operator.eq, ">=": operator.ge, "<": operator.lt}
 
 # In this order, before the record's own headers.
@@ -109,21 +108,20 @@ def matches(dead_letter: DeadLetter, died: datetime, selection: Selection) -> bo
     )
 
 
-def current_dead_letters(
-    clients: KafkaClients, topic: str, selection: Selection
-) -> dict[str, tuple[DeadLetter, datetime]]:
-    """The dead letters that are selected and were not removed, by key. A topic of another pipeline's is refused."""
-    return DeadLetterScan(clients, topic, selection, lambda dead_letter: dead_letter).read()
+def whole(dead_letter: DeadLetter) -> DeadLetter:
+    return dead_letter
 
 
 class DeadLetterScan(Generic[Item]):
-    """The same, for who asks again: then only what came since is read."""
+    """The dead letters that are selected and were not removed, by key: whole ones, or what ``preview`` makes of them.
+    Who asks again reads only what came since. A topic of another pipeline's is refused."""
 
     def __init__(
         self, clients: KafkaClients, topic: str, selection: Selection, convert: Callable[[DeadLetter], Item]
     ) -> None:
         self.selection = selection
-        self._clients, self._topic, self._convert = clients, topic, convert
+        self._clients, self._topic = clients, topic
+        self._convert: Callable[[DeadLetter], Item] = convert
         self._read_to: dict[int, int] = {}
         self._found: dict[str, tuple[Item, datetime]] = {}
 
@@ -149,14 +147,11 @@ class KafkaDeadLetters(DeadLetterReader):
     def close(self) -> None:
         self._clients.close()
 
-    def _scan(
-        self, selection: Selection, convert: Callable[[DeadLetter], AnyDeadLetter]
-    ) -> list[tuple[AnyDeadLetter, datetime]]:
+    def _scan(self, selection: Selection, convert: Callable[[DeadLetter], Item]) -> list[tuple[Item, datetime]]:
         items = DeadLetterScan(self._clients, self._topic, selection, convert).read().values()
         return sorted(items, key=lambda item: (item[0].topic, item[0].partition, item[0].offset))
 
     def by_reason(self, selection: Selection) -> list[tuple[str, int, datetime]]:
-        """Reason, how many, when the last one died."""
         by: dict[str, list[datetime]] = {}
         for dead_letter, died in self._scan(selection, preview):
             by.setdefault(dead_letter.reason, []).append(died)
@@ -167,7 +162,7 @@ class KafkaDeadLetters(DeadLetterReader):
         return sorted({TopicPartition(dead_letter.topic, dead_letter.partition) for dead_letter, _ in items})
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
-        return [dead_letter for dead_letter, _ in self._scan(selection, lambda dead_letter: dead_letter)][:limit]
+        return [dead_letter for dead_letter, _ in self._scan(selection, whole)][:limit]
 
     def previews(self, selection: Selection, limit: int) -> list[DeadLetterPreview]:
         return [dead_letter for dead_letter, _ in self._scan(selection, preview)][:limit]

@@ -27,7 +27,7 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import DriverSink, PartitionState
 from avow.sinks.kafka import start_records
 from avow.sinks.kafka.clients import MESSAGE_BYTES_MAX, PATIENCE_S, KafkaClients
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic, on_other_cluster
+from avow.sinks.kafka.config import config_of, dead_letter_topic, on_other_cluster
 from avow.sinks.kafka.dead_letters import LEAST_BYTES
 from avow.sinks.kafka.entries import StoredEntry, topic_key
 from avow.sinks.kafka.messages import output_topics
@@ -36,6 +36,8 @@ from avow.sinks.kafka.start_records import StartRecord
 PARALLELISM = 8  # partitions whose entries are changed side by side
 SHOWS_S = 1.0  # a commit is answered a moment before it shows
 AGE_MAX_MS = 24 * 3_600_000  # by default Kafka keeps positions for seven days (offsets.retention.minutes)
+
+Change = Callable[[TopicPartition, StoredEntry | None], StoredEntry | None]  # None: nothing is to change
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,9 @@ class _Inputs:
 
 
 class KafkaDriver(DriverSink):
-    """What the driver asks of the sink."""
-
     def __init__(self, pipeline: PipelineConfig) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
         self._pipeline = pipeline
-        self._sink = pipeline.sink
+        self._sink = config_of(pipeline)
         self._clients = KafkaClients(pipeline)
         self._fenced: frozenset[TopicPartition] = frozenset()  # had a position when this run began
 
@@ -132,21 +131,19 @@ class KafkaDriver(DriverSink):
     def _refuse_lossy_topic(self, name: str) -> None:
         """A dead-letter topic that somebody else has made may lose dead letters, or take none."""
         limits = self._clients.limits(name)
+        alter = f"kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {name}"
         if limits.message_bytes_max < LEAST_BYTES:
             raise ConfigError(
                 f"the dead-letter topic {name} has max.message.bytes = {limits.message_bytes_max}, too small even "
-                "for a "
-                "shortened dead letter",
-                advice="kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
-                f"{name} --add-config max.message.bytes={MESSAGE_BYTES_MAX}",
+                "for a shortened dead letter",
+                advice=f"{alter} --add-config max.message.bytes={MESSAGE_BYTES_MAX}",
             )
         policy = limits.cleanup_policy
         if policy != "compact":
             raise ConfigError(
                 f"the dead-letter topic {name} has cleanup.policy = {policy}, so Kafka would delete dead "
                 "letters and start records",
-                advice="kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
-                f"{name} --add-config cleanup.policy=compact",
+                advice=f"{alter} --add-config cleanup.policy=compact",
             )
 
     def refuse_members(self) -> None:
@@ -273,25 +270,14 @@ class KafkaDriver(DriverSink):
 
         self._update_entries(entries, adopted, begin=True)
 
-    def _update_entries(
-        self,
-        partitions: Iterable[TopicPartition],
-        changed: Callable[[TopicPartition, StoredEntry | None], StoredEntry | None],
-        *,
-        begin: bool = False,
-    ) -> None:
+    def _update_entries(self, partitions: Iterable[TopicPartition], changed: Change, *, begin: bool = False) -> None:
         """Change the entries of many partitions, where there is something to change. ``begin``: also write their
         start records."""
         with ThreadPoolExecutor(PARALLELISM) as pool:
             for done in [pool.submit(self._update_entry, tp, changed, begin) for tp in partitions]:
                 done.result()
 
-    def _update_entry(
-        self,
-        tp: TopicPartition,
-        changed: Callable[[TopicPartition, StoredEntry | None], StoredEntry | None],
-        begin: bool,
-    ) -> None:
+    def _update_entry(self, tp: TopicPartition, changed: Change, begin: bool) -> None:
         """Under the partition's own transactional id, with clients that are closed afterwards."""
         with closing(KafkaClients(self._pipeline)) as clients:
             producer = clients.new_producer(tp)

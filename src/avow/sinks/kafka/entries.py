@@ -95,6 +95,5 @@ def parse(
             f"consumer group {group} is this pipeline's ledger, but another client committed offset {position} of {tp} "
             f"to it{f'; {who}' if who else ''}",
             advice="Nothing was written. Find and stop the client that uses the group. Then give the pipeline a new "
-            "name, or, "
-            "if the output topic can be emptied, delete the group and the topic and start over.",
+            "name, or, if the output topic can be emptied, delete the group and the topic and start over.",
         ) from None

@@ -11,7 +11,7 @@ Owns: that mapping. Must not know: clients, transactions. Its neighbours are ``t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from avow.kafka.headers import CHECKSUM
 from avow.settings import PipelineConfig
 from avow.sinks import json as as_json
 from avow.sinks.kafka.clients import TopicLimits
-from avow.sinks.kafka.config import KafkaConfig
+from avow.sinks.kafka.config import KafkaConfig, config_of
 
 ORIGIN = "avow-origin"  # the header that carries a record's identity: topic/partition/offset
 REDRIVEN = "avow-redriven"  # and the one of records that were dead letters: they come late, out of their order
@@ -125,12 +125,11 @@ class RecordMapper:
     """Turns rows of one pipeline into output records."""
 
     def __init__(self, pipeline: PipelineConfig, *, redriven: bool = False) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
-        self._sink = pipeline.sink
+        self._sink = config_of(pipeline)
         self._redriven = redriven
-        self._ours = {*pipeline.sink.lineage, *pipeline.carried.values()}
+        self._ours = {*self._sink.lineage, *pipeline.carried.values()}
         self._carried = pipeline.carried
-        self._routed = pipeline.sink.routed_by
+        self._routed = self._sink.routed_by
 
     @property
     def _untouched(self) -> bool:
@@ -271,37 +270,32 @@ def _lengths(column: pa.Array) -> Numbers:
 def refuse_unfit(messages: Messages, limits: Mapping[str, TopicLimits]) -> None:
     """Set aside what the topics would refuse. In a transaction one refused record would take all others with it."""
     now_ms = time.time() * 1000
-    sizes, stamps, keyless = messages.sizes(), messages.timestamps_ms, messages.keys.is_null()
+    sizes = messages.sizes()
     for route, topic in enumerate(messages.topics):
-        limit = limits[topic]
-        unfit = sizes > limit.message_bytes_max
-        unfit |= stamps > now_ms + limit.after_max_ms - CLOCKS_APART_MS
-        unfit |= (stamps > 0) & (stamps < now_ms - limit.before_max_ms + CLOCKS_APART_MS)
-        if limit.compacted:
-            unfit |= keyless.to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(unfit & (messages.routes == route)).tolist():
-            if row not in messages.refused:
-                why = _why_not(keyless[row].as_py(), int(sizes[row]), int(stamps[row]), now_ms, limit)
-                messages.refused[row] = f"topic {topic}: {why}"
+        ours = messages.routes == route
+        for unfit, why in _checks(messages, sizes, limits[topic], now_ms):
+            for row in np.flatnonzero(unfit & ours).tolist():
+                messages.refused.setdefault(row, f"topic {topic}: {why(row)}")
 
 
-def _why_not(keyless: bool, size: int, stamp: int, now_ms: float, limit: TopicLimits) -> str:
-    if keyless and limit.compacted:
-        return f"it has no key, and a compacted topic takes none without (cleanup.policy is {limit.cleanup_policy})"
-    if size > limit.message_bytes_max:
-        return f"{size:,} bytes before compression, and max.message.bytes is {limit.message_bytes_max:,}"
-    if stamp > now_ms + limit.after_max_ms - CLOCKS_APART_MS:
-        return f"the timestamp {stamp} lies too far ahead (message.timestamp.after.max.ms)"
-    return f"the timestamp {stamp} lies too far back (message.timestamp.before.max.ms)"
+def _checks(
+    messages: Messages, sizes: Numbers, limit: TopicLimits, now_ms: float
+) -> Iterator[tuple[npt.NDArray[np.bool_], Callable[[int], str]]]:
+    """Which rows a topic does not take, and why not; the first reason counts."""
+    stamps, policy, most = messages.timestamps_ms, limit.cleanup_policy, limit.message_bytes_max
+    if limit.compacted:
+        keyless = messages.keys.is_null().to_numpy(zero_copy_only=False)
+        yield keyless, lambda _: f"it has no key, and a compacted topic takes none without (cleanup.policy is {policy})"
+    yield sizes > most, lambda row: f"{sizes[row]:,} bytes before compression, and max.message.bytes is {most:,}"
+    ahead = stamps > now_ms + limit.after_max_ms - CLOCKS_APART_MS
+    yield ahead, lambda row: f"the timestamp {stamps[row]} lies too far ahead (message.timestamp.after.max.ms)"
+    back = (stamps > 0) & (stamps < now_ms - limit.before_max_ms + CLOCKS_APART_MS)
+    yield back, lambda row: f"the timestamp {stamps[row]} lies too far back (message.timestamp.before.max.ms)"
 
 
 def record_bytes(key: bytes | str | None, value: bytes | None, headers: Headers) -> int:
     """What a record needs in a batch, before compression and rather too much."""
-    return len(key or b"") + _size(value) + _headers_size(headers) + FRAMING_BYTES
-
-
-def _size(part: bytes | None) -> int:
-    return len(part) if part else 0
+    return len(key or b"") + len(value or b"") + _headers_size(headers) + FRAMING_BYTES
 
 
 def _headers_size(headers: Headers) -> int:

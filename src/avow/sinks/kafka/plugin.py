@@ -72,8 +72,7 @@ class KafkaPlugin(SinkPlugin):
             yield Problem(
                 ("guarantee",),
                 "a Kafka transaction cannot span clusters, but the output (sink.brokers) is on another cluster than "
-                "the "
-                "positions (source.brokers)",
+                "the positions (source.brokers)",
                 "at-most-once or at-least-once; or output topics on the source's cluster, without sink.brokers",
             )
         # Not in its settings: a plain consumer, which has dead letters and no output, is declared with one for both.

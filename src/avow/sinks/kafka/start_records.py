@@ -78,8 +78,7 @@ def lost(tp: TopicPartition, start: StartRecord, topic_id: str) -> AvowError:
         return TopicRecreated(
             f"topic-recreated: {tp} was read as topic id {start.topic_id}, but the topic now has id {topic_id}",
             advice="The topic was deleted and recreated, so its offsets mean other records. Give the pipeline a new "
-            "name and "
-            "a new output to read the new topic from its declared start.",
+            "name and a new output to read the new topic from its declared start.",
         )
     return ConfigError(
         f"the position of {tp} is gone from the consumer group, but the output has records delivered before",

@@ -28,7 +28,7 @@ from avow.sinks.base import DeadLetter, LedgerUpdate, RowChanges, Selection, Tas
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import dead_letters as dead
 from avow.sinks.kafka.clients import FENCED_PAUSE_S, PATIENCE_S, KafkaClients, PartitionProducer, expect, is_fenced
-from avow.sinks.kafka.config import KafkaConfig, dead_letter_topic
+from avow.sinks.kafka.config import config_of, dead_letter_topic
 from avow.sinks.kafka.entries import StoredEntry
 from avow.sinks.kafka.messages import RecordMapper, output_topics, refuse_unfit
 from avow.sinks.kafka.produce import send, send_all
@@ -43,8 +43,7 @@ class KafkaTask(TaskSink):
     def __init__(
         self, pipeline: PipelineConfig, run: int, clients: KafkaClients | None = None, *, redriving: bool = False
     ) -> None:
-        assert isinstance(pipeline.sink, KafkaConfig)
-        self._sink = pipeline.sink
+        self._sink = config_of(pipeline)
         self._source = pipeline.source
         self._dead_letter_topic = dead_letter_topic(pipeline)
         self._run = run
@@ -218,9 +217,7 @@ class KafkaTask(TaskSink):
         # An act that is fenced is done anew: then only what came since is read, before it is fenced again.
         every = replace(selection, from_offset=None, until_offset=None)
         if self._scan is None or self._scan.selection != every:
-            self._scan = dead.DeadLetterScan(
-                self._clients, self._dead_letter_topic, every, lambda dead_letter: dead_letter
-            )
+            self._scan = dead.DeadLetterScan(self._clients, self._dead_letter_topic, every, dead.whole)
         current = self._scan.read().values()
         wanted = [dead_letter for dead_letter, died in current if dead.matches(dead_letter, died, selection)]
         chosen = sorted(wanted, key=lambda dead_letter: dead_letter.offset)[:limit]
@@ -243,9 +240,8 @@ class KafkaTask(TaskSink):
         except SourceError:
             return dead_letter
         whole = replace(dead_letter, key=record.key, value=record.value, headers=record.headers, full_bytes=None)
-        same = len(record.value or b"") == dead_letter.full_bytes and (record.value or b"").startswith(
-            dead_letter.value or b""
-        )
+        value = record.value or b""
+        same = len(value) == dead_letter.full_bytes and value.startswith(dead_letter.value or b"")
         return whole if same else dead_letter
 
     def remove_dead_letters(self, dead_letters: list[DeadLetter], written: int, skipped: int) -> None:

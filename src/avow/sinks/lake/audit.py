@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from avow.errors import SinkError
 from avow.findings import Offsets
@@ -25,7 +24,7 @@ from avow.sinks.auditing import Known, TableAuditReader
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.redrive import claimed_only
-from avow.sinks.lake.table import LakeTable, RowFilter
+from avow.sinks.lake.table import RowFilter
 
 
 class LakeAuditReader(TableAuditReader):
@@ -35,7 +34,7 @@ class LakeAuditReader(TableAuditReader):
         self._rows, self._dead_letters = lake_tables(pipeline)
         if snapshot is None:
             # The dead letters last: they are committed first, so none can be missing of what is claimed.
-            self._exists = all([_load(self._rows), _load(self._dead_letters)])
+            self._exists = all([self._rows.load(), self._dead_letters.load()])
             pinned = [table.pinned() if self._exists else None for table in (self._rows, self._dead_letters)]
             self.snapshot = json.dumps(pinned)
         else:
@@ -54,8 +53,7 @@ class LakeAuditReader(TableAuditReader):
     def dead_letters(self, tp: TopicPartition) -> Offsets:
         """Those of claimed records: those of a claim that has not come yet do not count yet."""
         rows = claimed_only(self._dead_letters.rows(["topic", "partition", "offset", "redrive"]), self._rows.ledger())
-        of_partition = pc.and_(pc.equal(rows["topic"], tp.topic), pc.equal(rows["partition"], tp.partition))
-        return np.sort(rows.filter(of_partition)["offset"].to_numpy())
+        return np.sort(rows.filter(RowFilter(tp).expression())["offset"].to_numpy())
 
     def row_counts(self) -> dict[TopicPartition, int]:
         topic, partition, _, _ = self._sink.lineage
@@ -70,16 +68,11 @@ class LakeAuditReader(TableAuditReader):
     def rows_below(self, tp: TopicPartition, offset: int) -> int:
         if not offset:
             return 0
-        row_filter = RowFilter(tp, self._columns, start=0, until=offset)
-        return sum(batch.num_rows for batch in self._rows.batches([self._columns[2]], row_filter))
-
-    @property
-    def _columns(self) -> tuple[str, str, str]:
-        topic, partition, offset, _ = self._sink.lineage
-        return topic, partition, offset
+        row_filter = RowFilter(tp, self._sink.lineage[:3], start=0, until=offset)
+        return sum(batch.num_rows for batch in self._rows.batches([self._sink.lineage.offset], row_filter))
 
     def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
-        offset = self._columns[2]
+        offset = self._sink.lineage.offset
         missing = [name for name in columns if name not in self._rows.schema().names]
         if missing:
             raise SinkError(
@@ -87,17 +80,12 @@ class LakeAuditReader(TableAuditReader):
                 advice="Restore the column, if it was dropped.",
             )
         for first, until in _stretches(self._rows.spans(offset), start):
-            row_filter = RowFilter(tp, self._columns, start=first, until=until)
-            rows = self._rows.rows(columns, row_filter)
+            rows = self._rows.rows(columns, RowFilter(tp, self._sink.lineage[:3], start=first, until=until))
             if rows.num_rows:
                 yield from rows.sort_by(offset).combine_chunks().to_batches()
 
     def json_columns(self, fields: tuple[Field, ...]) -> frozenset[str]:  # noqa: ARG002 - nested values stay nested
         return frozenset()
-
-
-def _load(table: LakeTable) -> bool:
-    return table.load()
 
 
 def _stretches(spans: Sequence[tuple[int, int]], start: int) -> Iterator[tuple[int, int | None]]:

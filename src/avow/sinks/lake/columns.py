@@ -13,7 +13,7 @@ from avow.arrow import arrow_type
 from avow.errors import ConfigError
 from avow.schema import Array, Field, Map, Struct, Type
 from avow.settings import REST_COLUMN
-from avow.sinks.lake.config import LakeConfig
+from avow.sinks.lake.config import LakeConfig, PartitionBy
 from avow.sinks.lake.table import LakeTable, TableLayout
 
 
@@ -35,11 +35,15 @@ def table_layout(fields: tuple[Field, ...], sink: LakeConfig, table: LakeTable, 
     ]
     schema = pa.schema(columns)
     required = frozenset(path for field in fields for path in _required(field.type, field.name))
-    by = sink.partition_by
-    if by is None:
-        return TableLayout(schema, required=required)
     if problem := sink.partition_problem(fields):
         raise ConfigError(f"sink.partition_by: {problem[0]}", advice=f"Allowed is {problem[1]}.")
+    return partitioned(schema, sink.partition_by, required)
+
+
+def partitioned(schema: pa.Schema, by: PartitionBy | None, required: frozenset[str] = frozenset()) -> TableLayout:
+    """A table of these columns whose files are put so."""
+    if by is None:
+        return TableLayout(schema, required=required)
     if not by.day:
         return TableLayout(schema, schema.field(by.column), required=required)
     return TableLayout(schema, pa.field(f"{by.column}_day", pa.date32()), by.column, required)
@@ -52,7 +56,7 @@ def differences(wanted: TableLayout, table: LakeTable) -> list[str]:
         existing = table_fields.get(field.name)
         if existing is None:
             lines.append(f"column {field.name!r} ({field.type}) is missing")
-        elif not same_type(existing.type, field.type):
+        elif _plain(existing.type) != _plain(field.type):
             lines.append(f"column {field.name!r} has type {existing.type} instead of {field.type}")
         else:
             stricter = [path for path in _stricter(existing, field, field.name) if path not in wanted.required]
@@ -96,12 +100,8 @@ def _required(type_: Type, path: str) -> Iterator[str]:
             yield from _required(type_.value, f"{path}.value")
 
 
-def same_type(first: pa.DataType, second: pa.DataType) -> bool:
-    """Whether two types hold the same values: Arrow has several types for one type of a table."""
-    return bool(_plain(first) == _plain(second))
-
-
 def _plain(type_: pa.DataType) -> pa.DataType:
+    """One of the several types that Arrow has for one type of a table."""
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
         return pa.string()
     if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):

@@ -63,8 +63,6 @@ def _or_none(value: object) -> str | None:
 
 
 class LakeConfig(SinkConfig):
-    """[sink], as far as Delta Lake and Iceberg have it in common."""
-
     reserved_columns: ClassVar[frozenset[str]] = frozenset({"__avow_deleted"})
     default_interval: ClassVar[timedelta] = timedelta(seconds=1)  # every batch makes files and a commit
 

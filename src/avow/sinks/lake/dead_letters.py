@@ -57,11 +57,9 @@ SUMMARY_COLUMNS = [name for name in SCHEMA.names if name not in ("key", "value",
 def preview_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch with ``SUMMARY_COLUMNS`` columns and ``value``, of which only the beginning and the size are kept."""
     value = batch["value"]
-    columns = [batch[name] for name in SUMMARY_COLUMNS]
     sizes = pc.fill_null(pc.cast(pc.binary_length(value), pa.int64()), 0)
-    return pa.RecordBatch.from_arrays(
-        [*columns, pc.binary_slice(value, 0, PREVIEW_BYTES), sizes], names=[*SUMMARY_COLUMNS, "head", "size"]
-    )
+    heads = pc.binary_slice(value, 0, PREVIEW_BYTES)
+    return batch.select(SUMMARY_COLUMNS).append_column("head", heads).append_column("size", sizes)
 
 
 def previews(rows: pa.Table) -> list[DeadLetterPreview]:

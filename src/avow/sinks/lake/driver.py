@@ -26,7 +26,7 @@ from avow.schema import Field
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink, PartitionState
 from avow.sinks.lake import dead_letters as dead_letter_rows
-from avow.sinks.lake.columns import differences, refuse_differences, table_layout
+from avow.sinks.lake.columns import differences, partitioned, refuse_differences, table_layout
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.files import DataFile, FileWriter
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
@@ -53,15 +53,11 @@ class TableChange:
     marked: tuple[RowFilter, int | None] | None = None
 
 
-def nothing() -> None:
-    return None
-
-
 def commit_with_retry(
     table: LakeTable,
     check: Callable[[LakeTable], None],
     make: Callable[[LedgerSnapshot], TableChange | None],
-    on_committed: Callable[[], None] = nothing,
+    on_committed: Callable[[], None] = lambda: None,
     *,
     sure: bool = True,
     sink: LakeConfig,
@@ -151,7 +147,7 @@ class LakeDriver(CommittingSink):
             return
         for tp, state in self._rows.ledger().partitions.items():
             last, position = state.entry.last, state.entry.position
-            if last is None or self._declares(tp, position):
+            if last is None or self._declared_start(tp) == position:
                 continue
             row = RowFilter(tp, (topic, partition, offset), offsets=(last.offset,))
             dead_letter = RowFilter(tp, offsets=(last.offset,))
@@ -166,10 +162,10 @@ class LakeDriver(CommittingSink):
                 f"{{ {json.dumps(tp.topic)} = {{ {tp.partition} = {position} }} }}.",
             )
 
-    def _declares(self, tp: TopicPartition, start: int) -> bool:
-        """Whether this very offset was declared as where the partition starts."""
+    def _declared_start(self, tp: TopicPartition) -> int | None:
+        """The offset that was declared for this very partition."""
         declared = self._pipeline.source.start
-        return isinstance(declared, Mapping) and declared.get(tp.topic, {}).get(tp.partition) == start
+        return declared.get(tp.topic, {}).get(tp.partition) if isinstance(declared, Mapping) else None
 
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         self._layout = table_layout(fields, self._sink, self._rows, rest=rest)
@@ -225,9 +221,7 @@ class LakeDriver(CommittingSink):
         lines = [f"column {name!r} is missing" for name in sorted(missing)]
         refuse_differences(self._rows.shown, lines, evolves=self._sink.evolve == "add")
         ours = pa.schema([field for field in self._rows.schema() if field.name in names])
-        by = self._sink.partition_by
-        derived = pa.field(f"{by.column}_day", pa.date32()) if by and by.day else by and ours.field(by.column)
-        self._layout = TableLayout(ours, derived, by.column if by and by.day else None)
+        self._layout = partitioned(ours, self._sink.partition_by)
         return self.task_context()
 
     def task_context(self) -> LakeTaskContext:
@@ -333,12 +327,11 @@ class LakeDriver(CommittingSink):
     def _refuse_rows_of(self, tp: TopicPartition, start: int) -> None:
         """Rows of a partition that has no position: reading on behind them is all that neither doubles nor leaves out,
         unless a start was declared for this very partition."""
-        topic, partition, offset, _ = self._sink.lineage
-        batches = self._rows.batches([offset], RowFilter(tp, (topic, partition, offset)))
+        lineage = self._sink.lineage
+        batches = self._rows.batches([lineage.offset], RowFilter(tp, lineage[:3]))
         greatest = max((pc.max(batch.column(0)).as_py() for batch in batches if batch.num_rows), default=None)
-        declared = self._pipeline.source.start
-        named = isinstance(declared, Mapping) and tp.partition in declared.get(tp.topic, {})
-        if greatest is None or start == greatest + 1 or (named and start > greatest):
+        declared = self._declared_start(tp) is not None
+        if greatest is None or start == greatest + 1 or (declared and start > greatest):
             return
         raise ConfigError(
             f"table {self._rows.shown} has rows of {tp.topic}/{tp.partition} up to offset {greatest}, but no "
@@ -366,9 +359,8 @@ class LakeDriver(CommittingSink):
         batch: int,  # noqa: ARG002
         *,
         last: bool,
-        on_committed: Callable[[], None] = nothing,
+        on_committed: Callable[[], None] = lambda: None,
     ) -> None:
-        """One act of the guarantee, for all ranges of a batch at once. ``last``: the counts are stored with it."""
         staged = [output for output in outputs if isinstance(output, LakeTaskOutput)]
         assert len(staged) == len(outputs), f"not the output of this sink's tasks: {outputs!r}"
         if Act.WRITE in step:
@@ -486,7 +478,7 @@ class LakeDriver(CommittingSink):
         self,
         table: LakeTable,
         make: Callable[[LedgerSnapshot], TableChange | None],
-        on_committed: Callable[[], None] = nothing,
+        on_committed: Callable[[], None] = lambda: None,
         *,
         sure: bool = True,
     ) -> None:

@@ -6,7 +6,7 @@ Owns: what is stored beside the positions. Must not know: any format. The rules 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from avow import ledger
@@ -56,13 +56,25 @@ class LedgerSnapshot:
         return {tp: state.entry.run for tp, state in self.partitions.items() if state.entry.run > self.run}
 
 
+def numbers_of(entry: Entry) -> list[int]:
+    """What is stored of an entry beside its position: the counts, and the last record's fingerprint if there is one."""
+    counts, last = entry.counts, entry.last
+    fingerprint = [last.offset, last.timestamp_ms, last.crc32] if last else []
+    return [counts.read, counts.written, counts.dead, *fingerprint]
+
+
+def entry_from(position: int, topic_id: str, run: int, numbers: Sequence[int]) -> Entry:
+    """An entry from its ``numbers_of``."""
+    read, written, dead, *last = numbers
+    counts = Counts(read, written, dead, read - written - dead)
+    return Entry(position, topic_id, run, counts, Fingerprint(*last) if last else None)
+
+
 def to_json(snapshot: LedgerSnapshot) -> str:
-    held = []
-    for tp, state in sorted(snapshot.partitions.items()):
-        entry, counts = state.entry, state.entry.counts
-        line = [tp.topic, tp.partition, entry.topic_id, state.start, entry.position]
-        line += [counts.read, counts.written, counts.dead]
-        held.append(line + ([entry.last.offset, entry.last.timestamp_ms, entry.last.crc32] if entry.last else []))
+    held = [
+        [tp.topic, tp.partition, state.entry.topic_id, state.start, state.entry.position, *numbers_of(state.entry)]
+        for tp, state in sorted(snapshot.partitions.items())
+    ]
     owners = [[tp.topic, tp.partition, run] for tp, run in sorted(snapshot.owners().items())]
     numbers = {"run": snapshot.run, "newest": snapshot.newest, "redrives": snapshot.redrives}
     return json.dumps({**numbers, "held": held, "owners": owners})
@@ -73,9 +85,7 @@ def from_json(text: str) -> LedgerSnapshot:
     run = stored["run"]
     owners = {TopicPartition(topic, partition): owner for topic, partition, owner in stored.get("owners", ())}
     states = {}
-    for topic, partition, topic_id, start, position, read, written, dead, *last in stored["held"]:
-        counts = Counts(read, written, dead, read - written - dead)
+    for topic, partition, topic_id, start, position, *numbers in stored["held"]:
         tp = TopicPartition(topic, partition)
-        entry = Entry(position, topic_id, owners.get(tp, run), counts, Fingerprint(*last) if last else None)
-        states[tp] = PartitionState(entry, start)
+        states[tp] = PartitionState(entry_from(position, topic_id, owners.get(tp, run), numbers), start)
     return LedgerSnapshot(run, stored["redrives"], states, stored.get("newest", run))

@@ -20,7 +20,7 @@ from avow.ledger import OffsetRange
 from avow.settings import PipelineConfig
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.files import DataFile, Location
-from avow.sinks.lake.table import LakeTable, comparable
+from avow.sinks.lake.table import LakeTable, numbered_keys
 from avow.sinks.lake.task import DELETED, LakeTaskContext, LakeTaskOutput, PartitionedWriter, partition_values
 
 _NUMBER = "__avow_number"  # of a row, beside its key while keys are joined or grouped
@@ -65,7 +65,7 @@ def _unknown_keys(rows: pa.Table, table: LakeTable, sink: LakeConfig) -> pa.Tabl
     if not known.num_rows:
         return rows
     # Joined by numbers: a join keeps no order, and takes no nested columns along.
-    unknown = _numbered_keys(rows, sink).join(known, keys, join_type="left anti")[_NUMBER]
+    unknown = numbered_keys(rows, keys, _NUMBER).join(known, keys, join_type="left anti")[_NUMBER]
     return rows.take(unknown.combine_chunks().sort())
 
 
@@ -91,12 +91,9 @@ def _with_partition(rows: pa.Table, table: LakeTable, context: LakeTaskContext, 
 
 def _one_per_key(rows: pa.Table, sink: LakeConfig, which: Literal["min", "max"]) -> pa.Table:
     """The first or the last row of each key. Rows of one partition stand in their order; partitions have none."""
-    by_key = _numbered_keys(rows, sink).group_by(list(sink.key), use_threads=False).aggregate([(_NUMBER, which)])
+    keys = numbered_keys(rows, sink.key, _NUMBER)
+    by_key = keys.group_by(list(sink.key), use_threads=False).aggregate([(_NUMBER, which)])
     return rows.take(by_key[f"{_NUMBER}_{which}"].combine_chunks().sort())
-
-
-def _numbered_keys(rows: pa.Table, sink: LakeConfig) -> pa.Table:
-    return comparable(rows, sink.key).append_column(_NUMBER, pa.array(range(rows.num_rows), pa.int64()))
 
 
 def read_files(folder: Location, files: Sequence[DataFile]) -> pa.Table:

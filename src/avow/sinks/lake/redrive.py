@@ -17,10 +17,11 @@ Owns: that protocol. Must not know: decoding, any format. Neighbours: ``driver``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,8 +42,6 @@ from avow.sinks.lake.task import LakeTask
 
 
 class LakeDeadLetters(DeadLetterReader):
-    """The dead letters of one pipeline, to be read."""
-
     def __init__(self, rows: LakeTable, dead_letters: LakeTable) -> None:
         self._rows, self._dead_letters = rows, dead_letters
 
@@ -63,8 +62,7 @@ class LakeDeadLetters(DeadLetterReader):
         return sorted(lines, key=lambda line: -line[1])
 
     def partitions(self, selection: Selection) -> list[TopicPartition]:
-        groups = self._selected(selection).group_by(["topic", "partition"]).aggregate([])
-        return sorted(TopicPartition(row["topic"], row["partition"]) for row in groups.to_pylist())
+        return sorted(_partitions_of(self._selected(selection)))
 
     def select(self, selection: Selection, limit: int) -> list[DeadLetter]:
         return read_dead_letters(self._dead_letters, self._rows.ledger(), selection, limit) if self._exists() else []
@@ -88,13 +86,15 @@ def claimed_only(rows: pa.Table, snapshot: LedgerSnapshot) -> pa.Table:
     if snapshot.redrives:
         rows = rows.filter(pc.not_equal(rows["redrive"].fill_null(0), snapshot.redrives))
     claimed = []
-    for row in rows.group_by(["topic", "partition"]).aggregate([]).to_pylist():
-        state = snapshot.partitions.get(TopicPartition(row["topic"], row["partition"]))
-        of_partition = pc.and_(pc.equal(rows["topic"], row["topic"]), pc.equal(rows["partition"], row["partition"]))
-        claimed.append(
-            rows.filter(pc.and_(of_partition, pc.less(rows["offset"], state.entry.position if state else 0)))
-        )
+    for tp in _partitions_of(rows):
+        state = snapshot.partitions.get(tp)
+        claimed.append(rows.filter(RowFilter(tp, until=state.entry.position if state else 0).expression()))
     return pa.concat_tables(claimed) if claimed else rows
+
+
+def _partitions_of(rows: pa.Table) -> list[TopicPartition]:
+    groups = rows.group_by(["topic", "partition"]).aggregate([])
+    return [TopicPartition(row["topic"], row["partition"]) for row in groups.to_pylist()]
 
 
 def read_dead_letters(table: LakeTable, snapshot: LedgerSnapshot, selection: Selection, limit: int) -> list[DeadLetter]:
@@ -116,8 +116,6 @@ def read_dead_letters(table: LakeTable, snapshot: LedgerSnapshot, selection: Sel
 
 
 class LakeRedrive(RedriveSink):
-    """The sink as a redrive sees it."""
-
     def __init__(self, pipeline: PipelineConfig, rows: LakeTable, dead_letters: LakeTable) -> None:
         assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink = pipeline, pipeline.sink
@@ -205,15 +203,11 @@ class LakeRedrive(RedriveSink):
 
     def _remove(self, number: int) -> None:
         for tp in self._marked(number):
-            row_filter = RowFilter(tp, redrive=number)
-            self._commit_to(
-                self._dead_letters, lambda snapshot, row_filter=row_filter: TableChange(snapshot, removed=row_filter)
-            )
+            self._commit_to(self._dead_letters, partial(TableChange, removed=RowFilter(tp, redrive=number)))
 
     def _marked(self, number: int) -> list[TopicPartition]:
         rows = self._dead_letters.rows(["topic", "partition", "redrive"])
-        rows = rows.filter(pc.equal(rows["redrive"], number)).group_by(["topic", "partition"]).aggregate([])
-        return [TopicPartition(row["topic"], row["partition"]) for row in rows.to_pylist()]
+        return _partitions_of(rows.filter(pc.equal(rows["redrive"], number)))
 
     def _finish_interrupted(self) -> None:
         """What an interrupted redrive has left."""
@@ -246,8 +240,8 @@ class LakeRedrive(RedriveSink):
 
                 self._commit_to(self._dead_letters, unmarked)
 
-    def _commit_to(self, table: LakeTable, make: object) -> None:
-        commit_with_retry(table, self._driver.check, make, sink=self._sink)  # type: ignore[arg-type]
+    def _commit_to(self, table: LakeTable, make: Callable[[LedgerSnapshot], TableChange | None]) -> None:
+        commit_with_retry(table, self._driver.check, make, sink=self._sink)
 
 
 def _refuse_concurrent(table: LakeTable, snapshot: LedgerSnapshot, seen: int) -> None:

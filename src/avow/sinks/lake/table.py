@@ -20,12 +20,15 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from avow.errors import AvowError, SinkError
 from avow.kafka.log import TopicPartition
 from avow.settings import Lineage
 from avow.sinks.lake.files import DataFile, Location
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
+
+EVERY_OFFSET = (0, 2**63 - 1)  # the span of a file that does not say
 
 
 class CommitConflict(Exception):
@@ -85,19 +88,12 @@ def _literal(value: str | int | tuple[int, ...]) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)  # no topic has a quote
 
 
-def among(column: str, values: pa.ChunkedArray) -> pc.Expression | None:
-    """Rows with one of these values, for Arrow. None for floats: it compares their bits there, and 0.0 is not -0.0."""
-    return None if pa.types.is_floating(values.type) else pc.field(column).isin(values)
+def numbered_keys(rows: pa.Table, key: Sequence[str], number: str) -> pa.Table:
+    """The keys, each beside the number of its row: to be joined or grouped, which keeps no order."""
+    return _comparable(rows, key).append_column(number, pa.array(range(rows.num_rows), pa.int64()))
 
 
-def same_keys(existing: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The keys that are in both."""
-    if not existing.num_rows:
-        return existing
-    return comparable(existing, key).join(comparable(wanted, key), list(key), join_type="inner")
-
-
-def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+def _comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The keys alone, as SQL compares them: 0.0 is -0.0, and NaN is NaN. Arrow joins and groups by their bits."""
     keys = rows.select(list(key))
     for number, field in enumerate(keys.schema):
@@ -107,6 +103,14 @@ def comparable(rows: pa.Table, key: Sequence[str]) -> pa.Table:
                 number, field, pc.if_else(pc.is_nan(values), pa.scalar(math.nan, field.type), values)
             )
     return keys
+
+
+def partition_problems(partitioned_by: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """What keeps files from being put as declared."""
+    if list(partitioned_by) == list(wanted):
+        return []
+    existing, declared = (", ".join(names) or "nothing" for names in (partitioned_by, wanted))
+    return [f"it is partitioned by {existing}, but sink.partition_by is {declared}"]
 
 
 def quoted(name: str) -> str:
@@ -119,6 +123,7 @@ class LakeTable(ABC):
 
     shown: str
     partition_in_files: ClassVar[bool]
+    _table: object | None = None  # the library's handle on the version that is loaded
     _library_errors: ClassVar[tuple[type[Exception], ...]]  # what the format's library raises
     _advice: ClassVar[str]  # what to check when it does
 
@@ -139,22 +144,38 @@ class LakeTable(ABC):
 
     @abstractmethod
     def _dataset(self, row_filter: RowFilter | None) -> Any:
-        """The files in which such rows may be, as an Arrow dataset or something with its methods."""
+        """The files in which such rows may be, as an Arrow dataset or something with its ``scanner``."""
+
+    def _dataset_with(self, column: str, values: pa.ChunkedArray) -> Any:  # noqa: ARG002
+        """The files in which one of these values may be."""
+        return self._dataset(None)
+
+    def _scanner(self, columns: Sequence[str] | None, row_filter: RowFilter | None) -> ds.Scanner:
+        return self._dataset(row_filter).scanner(
+            columns=None if columns is None else list(columns),
+            filter=None if row_filter is None else row_filter.expression(),
+        )
 
     def rows(self, columns: Sequence[str] | None = None, row_filter: RowFilter | None = None) -> pa.Table:
         """Its rows, all of them or filtered ones."""
         with self._errors("cannot be read"):
-            return self._dataset(row_filter).to_table(
-                columns=None if columns is None else list(columns),
-                filter=None if row_filter is None else row_filter.expression(),
-            )
+            return self._scanner(columns, row_filter).to_table()
 
     def batches(self, columns: Sequence[str], row_filter: RowFilter | None = None) -> Iterator[pa.RecordBatch]:
         """The same, as they come."""
         with self._errors("cannot be read"):
-            yield from self._dataset(row_filter).to_batches(
-                columns=list(columns), filter=None if row_filter is None else row_filter.expression()
-            )
+            yield from self._scanner(columns, row_filter).to_batches()
+
+    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
+        """Which of the wanted keys are in the table."""
+        first = wanted[key[0]].unique()
+        # Not floats: Arrow compares their bits there, and 0.0 is not -0.0.
+        among = None if pa.types.is_floating(first.type) else pc.field(key[0]).isin(first)
+        with self._errors("cannot be read"):
+            rows = self._dataset_with(key[0], first).scanner(columns=list(key), filter=among).to_table()
+        if not rows.num_rows:
+            return rows
+        return _comparable(rows, key).join(_comparable(wanted, key), list(key), join_type="inner")
 
     @property
     @abstractmethod
@@ -162,9 +183,9 @@ class LakeTable(ABC):
         """Where its files go."""
 
     @property
-    @abstractmethod
     def loaded(self) -> bool:
         """Whether a version is at hand."""
+        return self._table is not None
 
     @property
     @abstractmethod
@@ -191,13 +212,13 @@ class LakeTable(ABC):
     def schema(self) -> pa.Schema:
         """Its columns in the types that Arrow has for them."""
 
-    @abstractmethod
     def storable(self, type_: pa.DataType) -> pa.DataType:
         """The type in which it keeps values of a type: the same, or one that holds all of them."""
+        return type_
 
-    @abstractmethod
     def file_schema(self, wanted: pa.Schema) -> pa.Schema:
         """Our columns as the files need them."""
+        return wanted
 
     @abstractmethod
     def incompatibilities(self, layout: TableLayout, mode: str) -> list[str]:
@@ -239,10 +260,6 @@ class LakeTable(ABC):
     @abstractmethod
     def has_commit(self, name: str) -> bool:
         """After ``load``: whether the commit of this name, the last that was tried, is in the table."""
-
-    @abstractmethod
-    def keys(self, key: Sequence[str], wanted: pa.Table) -> pa.Table:
-        """Which of the wanted keys are in the table."""
 
     @abstractmethod
     def spans(self, column: str) -> Sequence[tuple[int, int]]:

@@ -9,6 +9,7 @@ Owns: what goes into which file. Must not know: the order of acts, any commit. N
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -38,9 +39,8 @@ FIRST_DAY, END_DAY = -719_162, 2_932_897  # since 1970: 0001-01-01, and the day 
 class LakeTaskContext:
     """What the driver passes to every task."""
 
-    schema: (
-        pa.Schema
-    )  # the table's columns that we fill, required ones not nullable; field ids where the format has some
+    # The table's columns that we fill, required ones not nullable; with field ids where the format has some.
+    schema: pa.Schema
     data: Location
     dead_letters: Location
     dead_letter_schema: pa.Schema
@@ -65,16 +65,19 @@ class LakeTaskOutput:
 
 
 class LakeTask(StagingSink):
-    """The sink as one task sees it."""
-
     def __init__(self, pipeline: PipelineConfig, run: int, task_context: LakeTaskContext) -> None:
         assert isinstance(pipeline.sink, LakeConfig)
         self._pipeline, self._sink, self._run = pipeline, pipeline.sink, run
         self._context = task_context
-        self._rows = PartitionedWriter(pipeline, run, self._context, self._sink)
-        self._staging_files: FileWriter | None = None
         self._dead_letters: list[DataFile] = []
         self._keyed = self._sink.mode != "append"
+        columns = [field.with_nullable(True) for field in self._context.schema]  # there every column may be null
+        self._staging_schema = pa.schema([*columns, pa.field(DELETED, pa.bool_())])
+        self._rows: FileWriter | PartitionedWriter = (
+            self._writer(self._context.staging, self._staging_schema)
+            if self._keyed
+            else PartitionedWriter(pipeline, run, self._context, self._sink)
+        )
         self._supplied = 0  # rows that were given to writers
 
     def write(self, rows: RowChanges) -> Written:
@@ -83,7 +86,10 @@ class LakeTask(StagingSink):
         if self._keyed:
             self._write_staging(batch, deleted=False)
             if rows.deletes.num_rows:
-                self._write_staging(self._widened(rows.deletes), deleted=True)
+                # Deletes have the key and the lineage; the other columns are null.
+                columns = columns_of(self._context.schema, rows.deletes)
+                deletes = pa.RecordBatch.from_arrays(columns, names=self._context.schema.names)
+                self._write_staging(deletes, deleted=True)
         else:
             self._supplied += batch.num_rows
             self._rows.write(batch)
@@ -117,40 +123,25 @@ class LakeTask(StagingSink):
     def _write_staging(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
         if not batch.num_rows:
             return  # all of them were refused: no key to look for
-        schema = staging_schema(self._context.schema)
-        if self._staging_files is None:
-            name = (self._pipeline.name, self._run)
-            self._staging_files = FileWriter(self._context.staging, schema, name, self._sink.file_mb << 20)
         self._supplied += batch.num_rows
         marks = pa.repeat(deleted, batch.num_rows)
-        self._staging_files.write(pa.RecordBatch.from_arrays([*batch.columns, marks], schema=schema))
+        self._rows.write(pa.RecordBatch.from_arrays([*batch.columns, marks], schema=self._staging_schema))
 
-    def _widened(self, deletes: pa.RecordBatch) -> pa.RecordBatch:
-        """Deletes have the key and the lineage; the other columns are null."""
-        columns = [
-            deletes.column(field.name).cast(field.type)
-            if field.name in deletes.schema.names
-            else pa.nulls(deletes.num_rows, field.type)
-            for field in self._context.schema
-        ]
-        return pa.RecordBatch.from_arrays(columns, names=self._context.schema.names)
+    def _writer(self, folder: Location, schema: pa.Schema) -> FileWriter:
+        return FileWriter(folder, schema, (self._pipeline.name, self._run), self._sink.file_mb << 20)
 
     def add_dead_letters(self, dead_letters: list[DeadLetter]) -> None:
         """Dead letters into a file of their own table."""
         if not dead_letters:
             return
-        name = (self._pipeline.name, self._run)
-        writer = FileWriter(
-            self._context.dead_letters, self._context.dead_letter_schema, name, self._sink.file_mb << 20
-        )
-        writer.write(
-            dead_letter_rows.as_rows(dead_letters, self._run, datetime.now(UTC), self._context.dead_letter_schema)
-        )
+        schema = self._context.dead_letter_schema
+        writer = self._writer(self._context.dead_letters, schema)
+        writer.write(dead_letter_rows.as_rows(dead_letters, self._run, datetime.now(UTC), schema))
         self._dead_letters += writer.close()
 
     def task_output(self, done: OffsetRange, counts: Counts, last: Fingerprint | None) -> LakeTaskOutput:
         """End the files, and say what there is for the driver."""
-        files = self._staging_files.close() if self._staging_files is not None else self._rows.close()
+        files = self._rows.close()
         rows = sum(file.rows for file in files)
         if rows != self._supplied:
             raise ProtocolViolation(f"{rows} rows of {done} are in files, but {self._supplied} were supplied")
@@ -182,21 +173,16 @@ class PartitionedWriter:
         values = partition_values(batch, self._sink)
         if self._dropped:
             batch = batch.drop_columns([self._by.name])
-        for value in pc.unique(values).to_pylist():
-            mask = values.is_null() if value is None else pc.equal(values, pa.scalar(value, values.type))
-            self._writer(value).write(batch.filter(mask))
+        for value, part in parts_by(values, batch):
+            self._writer(value).write(part)
 
     def _writer(self, value: Any) -> FileWriter:
         if value not in self._writers:
-            target, folder = self._sink.file_mb << 20, self._folder(value)
+            # Where the column is not in the files, some readers take its value from the folder's name, as Hive did.
+            folder = "" if self._by is None or self._context.in_files else f"{_folder(self._by.name, value)}/"
+            target = self._sink.file_mb << 20
             self._writers[value] = FileWriter(self._context.data, self._schema, self._name, target, value, folder)
         return self._writers[value]
-
-    def _folder(self, value: Any) -> str:
-        """Where the column is not in the files, some readers take its value from the folder's name, as Hive did."""
-        if self._by is None or self._context.in_files:
-            return ""
-        return f"{_folder(self._by.name, value)}/"
 
     def close(self) -> list[DataFile]:
         return [file for writer in self._writers.values() for file in writer.close()]
@@ -239,16 +225,28 @@ def partition_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def staging_schema(schema: pa.Schema) -> pa.Schema:
-    """Of a note: every column may be null there."""
-    return pa.schema([field.with_nullable(True) for field in schema] + [pa.field(DELETED, pa.bool_())])
-
-
 def partition_values(rows: pa.RecordBatch, sink: LakeConfig) -> pa.Array:
     """The value by which each row is put."""
     assert sink.partition_by is not None
     column = rows.column(sink.partition_by.column)
-    if not sink.partition_by.day:
-        return column
-    # Of an instant the day in UTC, of a wall clock its own.
-    return column.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+    return day_of(column) if sink.partition_by.day else column
+
+
+def columns_of(schema: pa.Schema, rows: Any) -> list[Any]:
+    """The columns of a schema, of a batch or a table; null where that has none."""
+    return [
+        rows[field.name].cast(field.type) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+
+
+def day_of(times: Any) -> Any:
+    """Of an instant the day in UTC, of a wall clock its own."""
+    return times.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+
+
+def parts_by(values: Any, rows: Any) -> Iterator[tuple[Any, Any]]:
+    """Rows of a batch or a table by the value that each has."""
+    for value in pc.unique(values).to_pylist():
+        same = values.is_null() if value is None else pc.equal(values, pa.scalar(value, values.type))
+        yield value, rows.filter(same)
