@@ -53,12 +53,7 @@ class Postgres(ClusterPart):
         return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def command(self) -> list[str | Path]:
-        settings = {
-            "listen_addresses": "127.0.0.1",
-            "port": str(self.port),
-            "unix_socket_directories": "",
-        }
-        options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+        options = ["-c", "listen_addresses=127.0.0.1", "-c", f"port={self.port}", "-c", "unix_socket_directories="]
         return [programs() / "postgres", "-D", self._data, *options]
 
     def prepare(self) -> None:
