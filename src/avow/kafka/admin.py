@@ -224,11 +224,7 @@ class Admin:
         return {topic: configs[resource] for topic, resource in resources.items() if configs[resource] is not None}
 
     def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        replicas: int | list[list[int]] = -1,
-        config: Mapping[str, str] | None = None,
+        self, name: str, partitions: int, replicas: int | list[list[int]] = -1, config: Mapping[str, str] | None = None
     ) -> bool:
         """False if it exists already. ``replicas``: how many, -1 for the brokers' default, or on which brokers."""
         placed = {"replication_factor": replicas} if isinstance(replicas, int) else {"replica_assignment": replicas}
