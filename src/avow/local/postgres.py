@@ -67,17 +67,10 @@ class Postgres(ClusterPart):
             return
         making = self.folder / "data.new"
         shutil.rmtree(making, ignore_errors=True)
-        options = ["--auth=trust", "-U", "postgres", "--encoding=UTF8"]
+        command = [programs() / "initdb", "--auth=trust", "-U", "postgres", "--encoding=UTF8"]
         # Not the machine's locale: a table sorts the same everywhere.
-        options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-sync"]
-        done = subprocess.run(
-            [programs() / "initdb", *options, "-D", making],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            **self.identity(),
-        )
+        command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-sync", "-D", making]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False, **self.identity())
         if done.returncode:
             raise LocalError(f"initdb failed in {self._data}:\n{done.stdout}{done.stderr}")
         making.rename(self._data)

@@ -100,17 +100,12 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file", advice="Name a pipeline file, such as examples/payments.toml."
-        ) from None
+        wrong, advice = "no such file", "Name a pipeline file, such as examples/payments.toml."
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", advice="Name a readable pipeline file."
-        ) from None
+        wrong, advice = f"cannot be read: {error.strerror}", "Name a readable pipeline file."
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: byte {error.start} is not UTF-8", advice="A pipeline file is TOML in UTF-8."
-        ) from None
+        wrong, advice = f"byte {error.start} is not UTF-8", "A pipeline file is TOML in UTF-8."
+    raise ConfigError(f"{path}: {wrong}", advice=advice)
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
