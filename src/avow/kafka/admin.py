@@ -112,12 +112,9 @@ class Admin:
                 return call(self._client, max(0.1, min(try_s, started + self.timeout_s - time.monotonic())))
             except KafkaException as failed:
                 error: KafkaError = failed.args[0]
-            if is_permanent(error) or is_refused(error):
-                raise self.connection.translate(action, error)
-            try:
-                self._raise_permanent()
-            except KafkaException as failed:
-                raise self.connection.translate(action, failed.args[0]) from None
+            lasting = error if is_permanent(error) or is_refused(error) else self._permanent_error()
+            if lasting is not None:
+                raise self.connection.translate(action, lasting)
             code = error.code()
             patience_s = self.timeout_s if code in _PASSING else NEWS_S if code in _UNKNOWN_TOPIC else 0
             if time.monotonic() - started + PAUSE_S >= min(patience_s, self.timeout_s):
@@ -126,11 +123,10 @@ class Admin:
             self._client = self._connect()
             try_s *= 2
 
-    def _raise_permanent(self) -> None:
+    def _permanent_error(self) -> KafkaError | None:
         """What the connections report, if that stays: a request would wait for it to the end of its time-out."""
         self._client.poll(0)
-        if (error := first_permanent(self.errors)) is not None:
-            raise KafkaException(error)
+        return first_permanent(self.errors)
 
     def _failure(self, action: str, error: KafkaError) -> AvowError:
         if error.code() not in _PASSING:
@@ -156,7 +152,8 @@ class Admin:
         results: dict[Name, Any] = {}
         for name, future in futures.items():
             while not wait([future], max(0.0, min(PAUSE_S, deadline - time.monotonic()))).done:
-                self._raise_permanent()
+                if (lasting := self._permanent_error()) is not None:
+                    raise KafkaException(lasting)
                 if time.monotonic() >= deadline:
                     _leave_to_finish(self._client, futures.values())
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
