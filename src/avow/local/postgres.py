@@ -67,7 +67,7 @@ class Postgres(ClusterPart):
             return
         making = self.folder / "data.new"
         shutil.rmtree(making, ignore_errors=True)
-        command = [programs() / "initdb", "--auth=trust", "-U", "postgres", "--encoding=UTF8"]
+        command: list[str | Path] = [programs() / "initdb", "--auth=trust", "-U", "postgres", "--encoding=UTF8"]
         # Not the machine's locale: a table sorts the same everywhere.
         command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-sync", "-D", making]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False, **self.identity())

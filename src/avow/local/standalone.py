@@ -50,8 +50,8 @@ class _Daemon(ClusterPart):
         # Small, and quick to start rather than quick for long: these two hardly work.
         options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={self.folder / 'tmp'}")
         listen = ("--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self._page_port))
-        jvm = [java.find().path, *options, *self.java_options(), "-cp", str(SPARK_HOME / "jars" / "*")]
-        return [*jvm, self.main, *listen, *self.arguments()]
+        jvm = (*options, *self.java_options(), "-cp", str(SPARK_HOME / "jars" / "*"), self.main)
+        return [java.find().path, *jvm, *listen, *self.arguments()]
 
     def java_options(self) -> list[str]:
         return []
