@@ -124,7 +124,7 @@ def _registry(complete: bool) -> Check:
 
 def _postgres() -> Check:
     try:
-        command = [str(programs() / "postgres"), "--version"]
+        command: list[str | Path] = [programs() / "postgres", "--version"]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except LocalError as error:
         return Check("PostgreSQL", False, str(error), error.advice)
