@@ -77,26 +77,17 @@ class PipelineRun:
     """A run in the background. As a context manager it stops the run at the end of the block, waits for the batch in
     progress, and raises what the run failed with."""
 
-    def __init__(
-        self,
-        config: PipelineConfig,
-        *,
-        once: bool,
-        spark: SparkSession | None,
-        on_progress: Callable[[Progress], None],
-        on_event: Callable[[str], None],
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, config: PipelineConfig, *, once: bool, spark: SparkSession | None, observer: Observer) -> None:
         self._config = config
         self._once = once
-        self._on_progress = on_progress
+        self._on_progress = observer.progress
         self._progress: Progress | None = None
         self._runs: list[int] = []
         self._before: Mapping[TopicPartition, Entry] = {}
         self._summary: RunSummary | None = None
         self._failure: BaseException | None = None
         self._ended = threading.Event()
-        observer = Observer(self._keep_progress, on_event, self._began, hooks)
+        observer = replace(observer, progress=self._keep_progress, began=self._began)
         self._execute, self._stop = _engine(config, once, spark, observer)
         self._thread = threading.Thread(target=self._run, name=f"avow-{config.name}", daemon=True)
         self._thread.start()
@@ -401,8 +392,8 @@ class Pipeline:
     ) -> PipelineRun:
         """Run in the background. ``on_progress`` and ``on_event`` are called from the run's thread. ``hooks`` are for
         tests: what is done at named points of each batch."""
-        config = self._on(engine)
-        return PipelineRun(config, once=once, spark=spark, on_progress=on_progress, on_event=on_event, hooks=hooks)
+        observer = Observer(on_progress, on_event, hooks=hooks)
+        return PipelineRun(self._on(engine), once=once, spark=spark, observer=observer)
 
     def audit(
         self, *, spark: SparkSession | None = None, on_progress: Callable[[str], None] = lambda _: None

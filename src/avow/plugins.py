@@ -27,7 +27,7 @@ class Registry(Mapping[str, Any]):
     """Plugins of one group by name; each is imported when it is asked for."""
 
     def __init__(self, group: str, own: Mapping[str, str]) -> None:
-        self._group, self._own = group, own
+        self._group, self._own = group, dict(own)
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -40,13 +40,10 @@ class Registry(Mapping[str, Any]):
         return name in self._own or name in _entry_points(self._group)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._own, *self._others()])
+        return iter(self._own | _entry_points(self._group))
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._others())
-
-    def _others(self) -> list[str]:
-        return [name for name in _entry_points(self._group) if name not in self._own]
+        return len(self._own | _entry_points(self._group))
 
     def forget(self) -> None:
         """Plugins of other packages are looked up anew."""
@@ -54,7 +51,7 @@ class Registry(Mapping[str, Any]):
 
 
 @cache
-def _entry_points(group: str) -> Mapping[str, str]:
+def _entry_points(group: str) -> dict[str, str]:
     return {point.name: point.value for point in sorted(metadata.entry_points(group=group))}
 
 
@@ -65,12 +62,8 @@ def load(place: str, what: str) -> Any:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         missing = extras.missing(error.name) if isinstance(error, ModuleNotFoundError) else None
-        raise ConfigError(
-            f"the plugin {what} cannot be loaded from {place}: {error}",
-            advice=missing.advice
-            if missing
-            else "Install its dependencies, or uninstall the package that provides it.",
-        ) from error
+        advice = missing.advice if missing else "Install its dependencies, or uninstall the package that provides it."
+        raise ConfigError(f"the plugin {what} cannot be loaded from {place}: {error}", advice=advice) from error
 
 
 FORMATS = Registry(

@@ -158,8 +158,7 @@ class _Parser:
         fields = self._fields(closing="", depth=0)
         if self._peek.kind != "end":
             self._fail(
-                f"{self._seen} after its type",
-                "Separate columns by commas; a type can be followed by `not null` only.",
+                f"{self._seen} after its type", "Separate columns by commas; a type can be followed by `not null` only."
             )
         return Schema(fields)
 
@@ -243,8 +242,7 @@ class _Parser:
                 self._fail("the name is empty", "A name has at least one character.")
             if any(unicodedata.category(character) == "Cc" for character in name):
                 self._fail(
-                    f"the name {name!r} contains a control character",
-                    "Any other character is allowed in backticks.",
+                    f"the name {name!r} contains a control character", "Any other character is allowed in backticks."
                 )
             return name
         if token.kind != "word" or not _BARE.fullmatch(token.text):
@@ -266,10 +264,7 @@ class _Parser:
             return self._decimal()
         if word in _NESTED:
             if depth == MAX_DEPTH:
-                self._fail(
-                    f"nested more than {MAX_DEPTH} deep",
-                    f"Nest at most {MAX_DEPTH} arrays, maps and structs.",
-                )
+                self._fail(f"nested more than {MAX_DEPTH} deep", f"Nest at most {MAX_DEPTH} arrays, maps and structs.")
             self._take()
             return self._nested(word, depth + 1)
         near = get_close_matches(word, [*_SCALARS, *_DECIMALS, *_NESTED], n=1)

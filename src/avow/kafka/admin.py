@@ -40,7 +40,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from avow.errors import AvowError
 from avow.kafka.committed import committed, reader
-from avow.kafka.connect import Connection, first_permanent, is_permanent, is_refused, words
+from avow.kafka.connect import BROKER_AWAY, Connection, first_permanent, is_permanent, is_refused, words
 from avow.kafka.metadata import ClusterView, TopicPartition, as_view
 
 Answer = TypeVar("Answer")
@@ -61,26 +61,13 @@ _unfinished: list[tuple[AdminClient, list[Future[Any]]]] = []
 _unfinished_lock = threading.Lock()
 
 # What passes when a broker dies and others take over, or when one comes back.
-_PASSING = (
-    KafkaError._TIMED_OUT,
+_PASSING = BROKER_AWAY | {
     KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
     KafkaError._WAIT_COORD,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-)
+}
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
 # What a connection reports, most telling first, and what to do. A request over it only says that it timed out.
 _CONNECTION_ADVICE = {
@@ -115,7 +102,7 @@ class Admin:
         self.__dict__.pop("_client", None)  # librdkafka's admin client has no close of its own
 
     def request(self, action: str, call: Callable[[AdminClient, float], Answer]) -> Answer:
-        """The answer of a call that is given a client and a time-out. ``what`` is a verb: "create topic t"."""
+        """The answer of a call that is given a client and a time-out. ``action`` is a verb: "create topic t"."""
         started = time.monotonic()
         try_s = FIRST_TRY_S
         self._client.poll(0)  # drops pending connection reports
@@ -125,12 +112,9 @@ class Admin:
                 return call(self._client, max(0.1, min(try_s, started + self.timeout_s - time.monotonic())))
             except KafkaException as failed:
                 error: KafkaError = failed.args[0]
-            if is_permanent(error) or is_refused(error):
-                raise self.connection.translate(action, error)
-            try:
-                self._raise_permanent()
-            except KafkaException as failed:
-                raise self.connection.translate(action, failed.args[0]) from None
+            lasting = error if is_permanent(error) or is_refused(error) else self._permanent_error()
+            if lasting is not None:
+                raise self.connection.translate(action, lasting)
             code = error.code()
             patience_s = self.timeout_s if code in _PASSING else NEWS_S if code in _UNKNOWN_TOPIC else 0
             if time.monotonic() - started + PAUSE_S >= min(patience_s, self.timeout_s):
@@ -139,11 +123,10 @@ class Admin:
             self._client = self._connect()
             try_s *= 2
 
-    def _raise_permanent(self) -> None:
+    def _permanent_error(self) -> KafkaError | None:
         """What the connections report, if that stays: a request would wait for it to the end of its time-out."""
         self._client.poll(0)
-        if (error := first_permanent(self.errors)) is not None:
-            raise KafkaException(error)
+        return first_permanent(self.errors)
 
     def _failure(self, action: str, error: KafkaError) -> AvowError:
         if error.code() not in _PASSING:
@@ -169,7 +152,8 @@ class Admin:
         results: dict[Name, Any] = {}
         for name, future in futures.items():
             while not wait([future], max(0.0, min(PAUSE_S, deadline - time.monotonic()))).done:
-                self._raise_permanent()
+                if (lasting := self._permanent_error()) is not None:
+                    raise KafkaException(lasting)
                 if time.monotonic() >= deadline:
                     _leave_to_finish(self._client, futures.values())
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -181,6 +165,15 @@ class Admin:
                 results[name] = None
         return results
 
+    def _ask(
+        self,
+        action: str,
+        send: Callable[[AdminClient, float], Mapping[Name, Future[Any]]],
+        absent: Collection[int] = (),
+    ) -> dict[Name, Any]:
+        """The results of the requests that ``send`` makes, given a client and a time-out."""
+        return self.request(action, lambda client_, t: self._results(send(client_, t), t, absent))
+
     # The cluster
 
     def cluster(self) -> ClusterView:
@@ -189,11 +182,10 @@ class Admin:
 
     def racks(self) -> dict[int, str]:
         """Broker -> its rack, empty if it has none."""
-        described = self.request(
-            "describe its brokers",
-            lambda client_, t: self._results({"": client_.describe_cluster(request_timeout=t)}, t)[""],
+        described = self._ask(
+            "describe its brokers", lambda client_, t: {"": client_.describe_cluster(request_timeout=t)}
         )
-        return {node.id: node.rack or "" for node in described.nodes}
+        return {node.id: node.rack or "" for node in described[""].nodes}
 
     # Topics
 
@@ -205,12 +197,11 @@ class Admin:
         names = sorted(set(topics))
         if not names:
             return {}
-
-        def call(client_: AdminClient, timeout_s: float) -> dict[str, TopicDescription | None]:
-            futures = client_.describe_topics(client.TopicCollection(names), request_timeout=timeout_s)
-            return self._results(futures, timeout_s, absent=[KafkaError.UNKNOWN_TOPIC_OR_PART])
-
-        return self.request(f"describe topic {several(names)}", call)
+        return self._ask(
+            f"describe topic {several(names)}",
+            lambda client_, t: client_.describe_topics(client.TopicCollection(names), request_timeout=t),
+            absent=[KafkaError.UNKNOWN_TOPIC_OR_PART],
+        )
 
     def partitions_of(self, topic: str) -> list[TopicPartition]:
         """Empty if there is no such topic."""
@@ -222,20 +213,15 @@ class Admin:
         resources = {topic: ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(set(topics))}
         if not resources:
             return {}
-
-        def call(client_: AdminClient, timeout_s: float) -> dict[ConfigResource, Any]:
-            futures = client_.describe_configs(list(resources.values()), request_timeout=timeout_s)
-            return self._results(futures, timeout_s, absent=[KafkaError.TOPIC_AUTHORIZATION_FAILED])
-
-        configs = self.request(f"describe the configuration of topic {several(resources)}", call)
+        configs = self._ask(
+            f"describe the configuration of topic {several(resources)}",
+            lambda client_, t: client_.describe_configs(list(resources.values()), request_timeout=t),
+            absent=[KafkaError.TOPIC_AUTHORIZATION_FAILED],
+        )
         return {topic: configs[resource] for topic, resource in resources.items() if configs[resource] is not None}
 
     def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        replicas: int | list[list[int]] = -1,
-        config: Mapping[str, str] | None = None,
+        self, name: str, partitions: int, replicas: int | list[list[int]] = -1, config: Mapping[str, str] | None = None
     ) -> bool:
         """False if it exists already. ``replicas``: how many, -1 for the brokers' default, or on which brokers."""
         placed = {"replication_factor": replicas} if isinstance(replicas, int) else {"replica_assignment": replicas}
@@ -257,33 +243,28 @@ class Admin:
         return self.request(f"create topic {name}", call)
 
     def create_partitions(self, topic: str, count: int) -> None:
-        self.request(
+        more = [NewPartitions(topic, count)]
+        self._ask(
             f"raise topic {topic} to {count} partitions",
-            lambda client_, t: self._results(
-                client_.create_partitions([NewPartitions(topic, count)], operation_timeout=t, request_timeout=t), t
-            ),
+            lambda client_, t: client_.create_partitions(more, operation_timeout=t, request_timeout=t),
         )
 
     def delete_topic(self, name: str) -> None:
         """It need not exist: a try whose answer was late may have deleted it."""
-        self.request(
+        self._ask(
             f"delete topic {name}",
-            lambda client_, t: self._results(
-                client_.delete_topics([name], operation_timeout=t, request_timeout=t),
-                t,
-                absent=[KafkaError.UNKNOWN_TOPIC_OR_PART],
-            ),
+            lambda client_, t: client_.delete_topics([name], operation_timeout=t, request_timeout=t),
+            absent=[KafkaError.UNKNOWN_TOPIC_OR_PART],
         )
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete all records before these offsets. Where each partition begins afterwards."""
         offsets = [to_client(tp, offset) for tp, offset in before.items()]
-
-        def call(client_: AdminClient, timeout_s: float) -> dict[TopicPartition, int]:
-            futures = client_.delete_records(offsets, operation_timeout=timeout_s, request_timeout=timeout_s)
-            return {from_client(tp): done.low_watermark for tp, done in self._results(futures, timeout_s).items()}
-
-        return self.request(f"delete records of {several(before)}", call)
+        deleted = self._ask(
+            f"delete records of {several(before)}",
+            lambda client_, t: client_.delete_records(offsets, operation_timeout=t, request_timeout=t),
+        )
+        return {from_client(tp): done.low_watermark for tp, done in deleted.items()}
 
     # Offsets of the log
 
@@ -343,9 +324,9 @@ class Admin:
         names = sorted(set(groups))
         if not names:
             return {}
-        return self.request(
+        return self._ask(
             f"describe consumer group {several(names)}",
-            lambda client_, t: self._results(client_.describe_consumer_groups(names, request_timeout=LATE_S), t),
+            lambda client_, _: client_.describe_consumer_groups(names, request_timeout=LATE_S),
         )
 
     def commit_offsets(self, group: str, positions: Mapping[TopicPartition, int]) -> None:

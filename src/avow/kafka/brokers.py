@@ -37,7 +37,9 @@ Answer = TypeVar("Answer")
 
 AT_ONCE = 8  # brokers that are asked side by side
 
-_SASL = {"sasl.mechanism": "sasl_mechanism", "sasl.mechanisms": "sasl_mechanism"} | {
+_SASL = {
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.mechanisms": "sasl_mechanism",
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
 }
@@ -124,9 +126,9 @@ class Brokers:
     def _disk(self, broker: int, topics: list[str] | None) -> Disk:
         (response,) = self._admin.describe_log_dirs(topics, brokers=[broker])
         folders = response["log_dirs"]
-        known = self._admin.get_broker_version_data(broker).broker_version_str
+        version = self._admin.get_broker_version_data(broker).broker_version_str
         if not folders:  # every broker has one; kafka-python drops the error with the reason
-            return Disk(broker, known, None, None, None, (), {})
+            return Disk(broker, version, None, None, None, (), {})
         sizes: dict[TopicPartition, int] = defaultdict(int)
         for folder in folders:
             for topic in folder["topics"]:
@@ -135,10 +137,10 @@ class Brokers:
                     sizes[TopicPartition(topic["name"], part["partition_index"])] += part["partition_size"]
         return Disk(
             broker=broker,
-            version=known,
+            version=version,
             used_bytes=sum(sizes.values()),
-            total_bytes=_whole(folder.get("total_bytes") for folder in folders),
-            usable_bytes=_whole(folder.get("usable_bytes") for folder in folders),
+            total_bytes=_whole([folder.get("total_bytes") for folder in folders]),
+            usable_bytes=_whole([folder.get("usable_bytes") for folder in folders]),
             offline=tuple(folder["log_dir"] for folder in folders if folder["error_code"]),
             sizes=dict(sizes),
         )
@@ -154,11 +156,11 @@ class Brokers:
             ]
             for tp, state in states.items()
         }
-        numbers = {producer.producer_id for producers in opened.values() for producer in producers}
-        if not numbers:
+        ids = list({producer.producer_id for producers in opened.values() for producer in producers})
+        if not ids:
             return {}
         listed = self._each(
-            action, lambda broker: self._admin.list_transactions([broker], producer_id_filters=list(numbers))[broker]
+            action, lambda broker: self._admin.list_transactions([broker], producer_id_filters=ids)[broker]
         )
         named = {
             producer.producer_id: producer.transactional_id for producers in listed.values() for producer in producers
@@ -167,15 +169,11 @@ class Brokers:
 
         def holder(tp: TopicPartition, producer: Any) -> Holder:
             known = described.get(named.get(producer.producer_id, ""))
-            owned = known is not None and Partition(tp.topic, tp.partition) in known.topic_partitions
-            return Holder(
-                producer_id=producer.producer_id,
-                first_offset=producer.current_transaction_start_offset,
-                last_ms=producer.last_timestamp,
-                transactional_id=named[producer.producer_id] if owned else "",
-                state=_STATES.get(known.state, known.state.value) if known is not None and owned else "",
-                timeout_ms=known.transaction_timeout_ms if known is not None and owned else None,
-            )
+            begun = producer.producer_id, producer.current_transaction_start_offset, producer.last_timestamp
+            if known is None or Partition(tp.topic, tp.partition) not in known.topic_partitions:
+                return Holder(*begun, transactional_id="", state="", timeout_ms=None)
+            state = _STATES.get(known.state, known.state.value)
+            return Holder(*begun, named[producer.producer_id], state, known.transaction_timeout_ms)
 
         return {
             tp: sorted((holder(tp, producer) for producer in producers), key=lambda producer: producer.first_offset)
@@ -223,14 +221,10 @@ _STATES = {
 }
 
 
-def _whole(parts: Iterable[int | None]) -> int | None:
+def _whole(parts: list[int | None]) -> int | None:
     """The sum, if every folder's is known: brokers before 3.3 say nothing, or -1."""
-    known = list(parts)
-    return (
-        sum(size for size in known if size is not None)
-        if all(size is not None and size >= 0 for size in known)
-        else None
-    )
+    known = [size for size in parts if size is not None and size >= 0]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def client_settings(options: Mapping[str, str]) -> dict[str, Any]:

@@ -275,12 +275,9 @@ class Browser:
         if not spans:
             return ()
         # Before the reading: what it does not find below this end never comes.
-        stable = self._log.stable_ends(TopicPartition(topic, number) for number in spans)
-        readable = {
-            number: (low, min(high, stable[TopicPartition(topic, number)]))
-            for number, (low, high) in spans.items()
-            if low < stable[TopicPartition(topic, number)]
-        }
+        ends = self._log.stable_ends(TopicPartition(topic, number) for number in spans)
+        stable = {tp.partition: end for tp, end in ends.items()}
+        readable = {p: (low, min(high, stable[p])) for p, (low, high) in spans.items() if low < stable[p]}
         committed: set[tuple[int, int]] = set()
 
         def noted(record: BrowsedRecord) -> bool:
@@ -295,7 +292,7 @@ class Browser:
                 f"the transaction state of records of {topic} could not be read in {self._timeout_s:g} s",
                 advice="Try again, or request fewer records.",
             )
-        return tuple(_with_state(record, committed, stable[TopicPartition(topic, record.partition)]) for record in seen)
+        return tuple(_with_state(record, committed, stable[record.partition]) for record in seen)
 
     def _reader(self, isolation: str) -> client.Consumer:
         if isolation not in self._readers:
@@ -352,5 +349,4 @@ def _seen(message: client.Message) -> BrowsedRecord:
 def _with_state(record: BrowsedRecord, committed: set[tuple[int, int]], stable: int) -> BrowsedRecord:
     if (record.partition, record.offset) in committed:
         return record
-    state = RecordState.ABORTED if record.offset < stable else RecordState.OPEN
-    return replace(record, state=state)
+    return replace(record, state=RecordState.ABORTED if record.offset < stable else RecordState.OPEN)

@@ -58,28 +58,29 @@ _ADVICE = {
 _CHECK_TOPICS = "Check that the topics exist: one may have just been deleted."
 _ADVICE |= dict.fromkeys((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT), _CHECK_TOPICS)
 
+# Of a broker that is away, or whose work another one is about to take over.
+BROKER_AWAY = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
 # Of brokers and replicas that are away, whatever is sent to them.
-_UNAVAILABLE = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.KAFKA_STORAGE_ERROR,
-    }
-)
+_UNAVAILABLE = BROKER_AWAY | {
+    KafkaError._RESOLVE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+}
 
 # A handshake is also broken off by a broker that is going down, and a login by a token server that is away.
 _TLS_CODES = (KafkaError._SSL, KafkaError._TRANSPORT)  # librdkafka (2.16) has most of them as the latter

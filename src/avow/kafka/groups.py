@@ -75,9 +75,7 @@ def describe(log: Log, groups: Iterable[str]) -> list[Group]:
 
 def lag(log: Log, group: str) -> list[Lag]:
     """Of every partition for which the group has a position."""
-    partitions = {
-        TopicPartition(partition.topic, partition.partition): partition for partition in log.cluster().partitions
-    }
+    partitions = {partition.tp: partition for partition in log.cluster().partitions}
     committed = log.admin.committed_offsets([group], partitions)[group]
     # A question about a partition without a leader has no answer, and would take the others' with it.
     led = {tp: offset for tp, (offset, _) in committed.items() if partitions[tp].leader >= 0}
@@ -86,12 +84,16 @@ def lag(log: Log, group: str) -> list[Lag]:
     # Retention may have passed a position: the oldest record that is left is then what it waits for.
     stamps = log.timestamps_at({tp: max(offset, offsets[tp][0]) for tp, offset in behind.items()})
     now = time.time()
-    return [
-        _lag(group, tp, *committed[tp], offsets[tp], stable[tp], stamps.get(tp), now)
-        if tp in led
-        else _unled(group, tp, *committed[tp])
-        for tp in sorted(committed)
-    ]
+
+    def of(tp: TopicPartition) -> Lag:
+        position, metadata = committed[tp]
+        if tp not in led:
+            note = "the partition has no leader"
+            return Lag(group, tp.topic, tp.partition, position, None, None, None, note, metadata)
+        records, seconds, note = _behind(position, *offsets[tp], stable[tp], stamps.get(tp), now)
+        return Lag(group, tp.topic, tp.partition, position, stable[tp], records, seconds, note, metadata)
+
+    return [of(tp) for tp in sorted(committed)]
 
 
 def refuse_missing(log: Log, groups: Iterable[str]) -> None:
@@ -107,24 +109,17 @@ def refuse_missing(log: Log, groups: Iterable[str]) -> None:
 
 def positions(log: Log, groups: Iterable[str]) -> dict[str, dict[TopicPartition, int]]:
     """What many groups have committed. All are asked at once."""
-    tps = _there(log)
+    tps = [partition.tp for partition in log.cluster().partitions]
     return {
         group: {tp: at for tp, (at, _) in offsets.items()}
         for group, offsets in log.admin.committed_offsets(list(groups), tps).items()
     }
 
 
-def _lag(
-    group: str,
-    tp: TopicPartition,
-    position: int,
-    metadata: str,
-    offsets: tuple[int, int],
-    stable: int,
-    stamp_ms: int | None,
-    now: float,
-) -> Lag:
-    earliest, end = offsets
+def _behind(
+    position: int, earliest: int, end: int, stable: int, stamp_ms: int | None, now: float
+) -> tuple[int, float | None, str]:
+    """How many records, how many seconds, and the note."""
     notes = []
     if position < earliest:
         notes.append(f"retention has deleted {earliest - position:,} unread offsets")
@@ -137,16 +132,7 @@ def _lag(
     seconds = max(0.0, now - stamp_ms / 1000) if stamp_ms is not None and stamp_ms != NO_TIMESTAMP else None
     if stamp_ms == NO_TIMESTAMP:
         notes.append("age unknown: the oldest unread record has no timestamp")
-    note = "; ".join(notes)
-    return Lag(group, tp.topic, tp.partition, position, stable, records, seconds, note, metadata)
-
-
-def _unled(group: str, tp: TopicPartition, position: int, metadata: str) -> Lag:
-    return Lag(group, tp.topic, tp.partition, position, None, None, None, "the partition has no leader", metadata)
-
-
-def _there(log: Log) -> list[TopicPartition]:
-    return [TopicPartition(partition.topic, partition.partition) for partition in log.cluster().partitions]
+    return records, seconds, "; ".join(notes)
 
 
 def _word(state: Any) -> str:

@@ -40,6 +40,10 @@ class Partition:
     in_sync: tuple[int, ...]
 
     @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
     def under_replicated(self) -> bool:
         return len(self.in_sync) < len(self.replicas)
 

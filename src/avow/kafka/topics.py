@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka.admin import ConfigSource  # type: ignore[attr-defined]
 
 from avow.kafka.brokers import Disk
-from avow.kafka.log import Log, TopicPartition
+from avow.kafka.log import Log
 from avow.kafka.metadata import Partition
 
 
@@ -88,30 +88,25 @@ def describe(log: Log, topics: Iterable[str], disks: Mapping[int, Disk] | None =
     there."""
     wanted = sorted(set(topics))
     ids = log.partitions_of(wanted)
-    partitions = {
-        TopicPartition(partition.topic, partition.partition): partition for partition in log.cluster().partitions
-    }
+    partitions = {partition.tp: partition for partition in log.cluster().partitions}
     # A question about a partition without a leader has no answer, and would take the others' with it.
     led = [tp for tp in ids if partitions[tp].leader >= 0]
     offsets, stable = log.offsets(led), log.stable_ends(led)
     configs = log.admin.topic_configs(wanted)
-    return [
-        TopicView(
+
+    def view(topic: str) -> TopicView:
+        tps = [tp for tp in ids if tp.topic == topic]
+        replicas = [partition for partition in partitions.values() if partition.topic == topic]
+        return TopicView(
             topic,
-            next(topic_id for tp, topic_id in ids.items() if tp.topic == topic),
-            tuple(
-                _partition(partitions[tp], offsets.get(tp), stable.get(tp), disks or {})
-                for tp in ids
-                if tp.topic == topic
-            ),
+            ids[tps[0]],
+            tuple(_partition(partitions[tp], offsets.get(tp), stable.get(tp), disks or {}) for tp in tps),
             _set(configs.get(topic)),
             _min_in_sync(configs[topic]) if topic in configs else None,
-            bytes_of([partition for partition in partitions.values() if partition.topic == topic], disks)
-            if disks is not None
-            else None,
+            None if disks is None else bytes_of(replicas, disks),
         )
-        for topic in wanted
-    ]
+
+    return [view(topic) for topic in wanted]
 
 
 def _partition(
@@ -120,30 +115,24 @@ def _partition(
     earliest, end = offsets or (None, None)
     if end is not None and stable is not None:
         end = max(end, stable)  # they are asked one after the other
+    leader, size = partition.leader, size_of(partition, disks)
     return PartitionView(
-        partition.partition,
-        partition.leader,
-        partition.replicas,
-        partition.in_sync,
-        earliest,
-        stable,
-        end,
-        size_of(partition, disks),
+        partition.partition, leader, partition.replicas, partition.in_sync, earliest, stable, end, size
     )
 
 
 def size_of(partition: Partition, disks: Mapping[int, Disk]) -> int | None:
     """Of its leader's log."""
     disk = disks.get(partition.leader)
-    return None if disk is None else disk.sizes.get(TopicPartition(partition.topic, partition.partition))
+    return None if disk is None else disk.sizes.get(partition.tp)
 
 
 def bytes_of(partitions: Iterable[Partition], disks: Mapping[int, Disk]) -> int | None:
     """Of all replicas on brokers that answered; None if no broker did."""
     if all(disk.used_bytes is None for disk in disks.values()):
         return None
-    tps = {TopicPartition(partition.topic, partition.partition) for partition in partitions}
-    return sum(disk.sizes.get(partition, 0) for disk in disks.values() for partition in tps)
+    tps = {partition.tp for partition in partitions}
+    return sum(disk.sizes.get(tp, 0) for disk in disks.values() for tp in tps)
 
 
 def config(log: Log, topic: str) -> dict[str, str] | None:

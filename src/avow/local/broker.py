@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import tempfile
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from functools import cache
@@ -44,7 +46,7 @@ def runtime() -> tuple[str | Path, ...]:
 def class_archive() -> ClassArchive:
     """Of the classes that a node loads."""
     paths = [jar.path for jar in jars.locked("kafka")]
-    return ClassArchive("Kafka", "avow.local.kafka_training", jars.repository(), paths)
+    return ClassArchive("Kafka", "avow.local.broker", jars.repository(), paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +140,9 @@ class Broker(ClusterPart):
 
     def format(self, cluster_id: str) -> None:
         """Kafka's own storage format, in a JVM of its own (about a second)."""
-        done = subprocess.run(
-            [
-                *runtime(),
-                f"-Dlog4j2.configurationFile={self._log4j}",
-                "kafka.tools.StorageTool",
-                *("format", "--cluster-id", cluster_id, "--config", self._config),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        tool = [*runtime(), f"-Dlog4j2.configurationFile={self._log4j}", "kafka.tools.StorageTool"]
+        command = [*tool, "format", "--cluster-id", cluster_id, "--config", self._config]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LocalError(f"formatting the Kafka storage in {self.data} failed:\n{done.stdout}{done.stderr}")
 
@@ -170,3 +164,39 @@ def kafka_uuid() -> str:
     while (text := urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
+
+
+def _train(archive: Path) -> None:
+    """In a process of its own: one node does what nodes do, then its JVM writes its archive."""
+    from confluent_kafka import Producer
+    from confluent_kafka.cimpl import NewTopic
+
+    from avow.kafka import metadata
+    from avow.local.cluster import PortPicker
+
+    class Training(Broker):
+        def command(self) -> list[str | Path]:
+            java, *rest = super().command()
+            return [java, f"-XX:ArchiveClassesAtExit={archive}", *rest]
+
+    ports = PortPicker()
+    ready_s = 120  # a request waits so long for the node to come up
+    with tempfile.TemporaryDirectory(prefix="avow-kafka-") as folder:
+        broker = Training(1, Path(folder, "broker-1"), ports.free(), {1: ports.free()})
+        broker.prepare()
+        broker.format(kafka_uuid())
+        broker.start()
+        try:
+            client = metadata.admin(broker.address)
+            client.create_topics([NewTopic("t", 1)], request_timeout=ready_s)["t"].result(ready_s)
+            producer = Producer({"bootstrap.servers": broker.address, "transactional.id": "t"}, logger=metadata.QUIET)
+            producer.init_transactions(30)
+            producer.begin_transaction()
+            producer.produce("t", b"value")
+            producer.commit_transaction(30)
+        finally:
+            broker.stop()
+
+
+if __name__ == "__main__":
+    _train(Path(sys.argv[1]))

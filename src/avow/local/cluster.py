@@ -52,15 +52,12 @@ class Layout:
     def read(cls, path: Path) -> Layout:
         try:
             raw: dict[str, Any] = json.loads(path.read_text())
-            raw["broker_ports"] = tuple(raw["broker_ports"])
-            raw["controller_ports"] = tuple(raw["controller_ports"])
+            raw |= {name: tuple(raw[name]) for name in ("broker_ports", "controller_ports")}
             raw["doors"] = tuple(Doors(**door) for door in raw.get("doors", ()))
             return cls(**raw)
         except (ValueError, KeyError, TypeError) as error:
-            raise LocalError(
-                f"{path} cannot be read: {error}",
-                advice="`avow up --fresh` starts an empty cluster.",
-            ) from error
+            advice = "`avow up --fresh` starts an empty cluster."
+            raise LocalError(f"{path} cannot be read: {error}", advice=advice) from error
 
     def write(self, path: Path) -> None:
         making = path.with_suffix(".new")

@@ -33,7 +33,8 @@ class Check:
 
 def checks(folder: Path) -> Iterator[Check]:
     """One after another, as some take a second. ``folder`` is where the cluster would be."""
-    yield _python()
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Check("Python", sys.version_info >= (3, 11), version, "avow needs Python 3.11 or newer.")
     yield from _java()
     yield _memory()
     yield _disk(folder)
@@ -42,17 +43,8 @@ def checks(folder: Path) -> Iterator[Check]:
     yield _registry(complete)
     yield from _archives(complete)
     yield _postgres()
-    yield _native()
-
-
-def _native() -> Check:
     why_not = native.why_not()
-    return Check("avow-native", True, f"not used ({why_not}): slower, otherwise the same" if why_not else "used")
-
-
-def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python", sys.version_info >= (3, 11), version, "avow needs Python 3.11 or newer.")
+    yield Check("avow-native", True, f"not used ({why_not}): slower, otherwise the same" if why_not else "used")
 
 
 def _java() -> Iterator[Check]:
@@ -121,27 +113,22 @@ def _archive(archive: ClassArchive) -> Check:
 
 
 def _registry(complete: bool) -> Check:
+    advice = "Check the network, or set AVOW_MAVEN_MIRROR to a Maven repository you can reach."
     try:
         jars.reach_registry()
     except Exception as error:  # noqa: BLE001 - jgo lets any error of its HTTP client through
-        return Check(
-            "registry",
-            complete,
-            f"no response ({type(error).__name__}){'; not needed, all jars are present' if complete else ''}",
-            "Check the network, or set AVOW_MAVEN_MIRROR to a Maven repository you can reach.",
-        )
+        needless = "; not needed, all jars are present" if complete else ""
+        return Check("registry", complete, f"no response ({type(error).__name__}){needless}", advice)
     return Check("registry", True, "answers")
 
 
 def _postgres() -> Check:
     try:
-        output = subprocess.run(
-            [programs() / "postgres", "--version"], capture_output=True, text=True, check=True
-        ).stdout
+        command: list[str | Path] = [programs() / "postgres", "--version"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except LocalError as error:
         return Check("PostgreSQL", False, str(error), error.advice)
     except (OSError, subprocess.CalledProcessError) as error:
-        return Check(
-            "PostgreSQL", False, str(error), "The wheel of PostgreSQL is broken: reinstall avow (`make setup`)."
-        )
-    return Check("PostgreSQL", True, output.strip())
+        advice = "The wheel of PostgreSQL is broken: reinstall avow (`make setup`)."
+        return Check("PostgreSQL", False, str(error), advice)
+    return Check("PostgreSQL", True, found)

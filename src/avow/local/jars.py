@@ -25,15 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from avow.errors import LocalError
-
-if TYPE_CHECKING:
-    from jgo.maven import MavenContext
 
 LOCK = Path(__file__).with_name("jars.lock")
 FETCHES_AT_ONCE = 8
@@ -112,17 +108,17 @@ def locked(name: str) -> list[Jar]:
     return [Jar(**line) for line in tomllib.loads(LOCK.read_text())[name]["jars"]]
 
 
-def classpath(name: str, *, quiet: bool = False) -> list[Path]:
+def classpath(name: str) -> list[Path]:
     """The verified jars of one set, fetching what is missing or wrong."""
     jars = locked(name)
     wanted = [jar for jar in jars if not jar.is_right()]
     if wanted:
-        _fetch_all(name, wanted, quiet=quiet)
+        _fetch_all(name, wanted)
     return [jar.path for jar in jars]
 
 
-def _fetch_all(name: str, wanted: list[Jar], *, quiet: bool) -> None:
-    console = Console(stderr=True, quiet=quiet)
+def _fetch_all(name: str, wanted: list[Jar]) -> None:
+    console = Console(stderr=True)
     total = sum(jar.size for jar in wanted)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     label = f"{len(wanted)} {name} jars"
@@ -133,7 +129,7 @@ def _fetch_all(name: str, wanted: list[Jar], *, quiet: bool) -> None:
         repository().mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(dir=repository(), prefix=".avow-") as folder,
-            Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress,
+            Progress(*columns, console=console, disable=not console.is_terminal) as progress,
             ThreadPoolExecutor(FETCHES_AT_ONCE) as pool,
         ):
             bar = progress.add_task(f"fetching {label}", total=total)
@@ -153,7 +149,7 @@ def _fetch(jar: Jar, folder: Path, advance: Callable[[int], None]) -> None:
             time.sleep(attempt)
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             try:
-                fetched = _resolve(_context(Path(temporary), advance), jar.coordinate)
+                fetched = _resolve(jar.coordinate, Path(temporary), advance=advance)
             except Exception as error:  # noqa: BLE001 - jgo lets any error of its HTTP client through
                 problem = f"{type(error).__name__}: {error}"
                 continue
@@ -171,34 +167,32 @@ def _fetch(jar: Jar, folder: Path, advance: Callable[[int], None]) -> None:
     )
 
 
-def _context(cache: Path, advance: Callable[[int], None] | None = None) -> MavenContext:
+def _resolve(
+    coordinate: str, cache: Path, *, packaging: str = "jar", advance: Callable[[int], None] = lambda _: None
+) -> Path:
+    """The file in the cache, downloaded if it is not there."""
     # Imported here: jgo costs a third of a second, and a set that is complete never needs it.
     from jgo.maven import MavenContext, PythonResolver
 
     @contextmanager
     def report(_filename: str, _size: int) -> Iterator[Callable[[int], None]]:
-        yield advance or (lambda _: None)
+        yield advance
 
+    group, artifact, version = coordinate.split(":")
     mirror = os.environ.get("AVOW_MAVEN_MIRROR")
-    return MavenContext(
+    context = MavenContext(
         resolver=PythonResolver(progress_callback=report),
         repo_cache=cache,
         remote_repos={"mirror": mirror.rstrip("/")} if mirror else None,
         timeout=30,
     )
-
-
-def _resolve(context: MavenContext, coordinate: str) -> Path:
-    group, artifact, version = coordinate.split(":")
-    return Path(context.project(group, artifact).at_version(version).artifact().resolve())
+    return Path(context.project(group, artifact).at_version(version).artifact(packaging=packaging).resolve())
 
 
 def reach_registry() -> None:
     """Download one small file from the repository into a temporary folder. Raises if that fails."""
-    group, artifact, version = ROOTS["kafka"][0].split(":")
     with tempfile.TemporaryDirectory() as folder:
-        context = _context(Path(folder))
-        context.project(group, artifact).at_version(version).artifact(packaging="pom").resolve()
+        _resolve(ROOTS["kafka"][0], Path(folder), packaging="pom")
 
 
 def write_lock() -> None:
@@ -207,7 +201,7 @@ def write_lock() -> None:
     for name, roots in (ROOTS | ON_REQUEST).items():
         lines += [f"[{name}]", "jars = ["]
         for coordinate in _with_dependencies(roots) if name in RESOLVED_FURTHER else roots:
-            path = _resolve(_context(repository()), coordinate)
+            path = _resolve(coordinate, repository())
             lines.append(
                 f'    {{ coordinate = "{coordinate}", size = {path.stat().st_size}, sha256 = "{digest(path)}" }},'
             )

@@ -97,12 +97,9 @@ class ClusterPart(ABC):
 
     @property
     def state(self) -> PartState:
-        process = self.process()
-        try:
-            if process:
+        with suppress(psutil.NoSuchProcess):
+            if process := self.process():
                 return PartState.PAUSED if process.status() == psutil.STATUS_STOPPED else PartState.UP
-        except psutil.NoSuchProcess:
-            pass
         return PartState.DOWN
 
     def start(self) -> None:

@@ -53,12 +53,7 @@ class Postgres(ClusterPart):
         return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def command(self) -> list[str | Path]:
-        settings = {
-            "listen_addresses": "127.0.0.1",
-            "port": str(self.port),
-            "unix_socket_directories": "",
-        }
-        options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+        options = ["-c", "listen_addresses=127.0.0.1", "-c", f"port={self.port}", "-c", "unix_socket_directories="]
         return [programs() / "postgres", "-D", self._data, *options]
 
     def prepare(self) -> None:
@@ -72,17 +67,10 @@ class Postgres(ClusterPart):
             return
         making = self.folder / "data.new"
         shutil.rmtree(making, ignore_errors=True)
-        options = ["--auth=trust", "-U", "postgres", "--encoding=UTF8"]
+        command: list[str | Path] = [programs() / "initdb", "--auth=trust", "-U", "postgres", "--encoding=UTF8"]
         # Not the machine's locale: a table sorts the same everywhere.
-        options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-sync"]
-        done = subprocess.run(
-            [programs() / "initdb", *options, "-D", making],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            **self.identity(),
-        )
+        command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C", "--no-sync", "-D", making]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False, **self.identity())
         if done.returncode:
             raise LocalError(f"initdb failed in {self._data}:\n{done.stdout}{done.stderr}")
         making.rename(self._data)

@@ -35,19 +35,15 @@ def lease(pipeline: PipelineConfig, caller: SparkSession | None, notify: Callabl
 
 def class_archive() -> ClassArchive:
     """Of the classes that a run loads. Two environments on one machine have one each."""
-    installed = _installed()
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise extras.missing("pyspark") or AssertionError
+    installed = Path(spec.origin).parent
     return ClassArchive("Spark", "avow.local.spark", installed, sorted(installed.joinpath("jars").glob("*.jar")))
 
 
 def archive() -> Path | None:
     return class_archive().made()
-
-
-def _installed() -> Path:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise extras.missing("pyspark") or AssertionError
-    return Path(spec.origin).parent
 
 
 def _train(path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
@@ -51,16 +50,8 @@ class _Daemon(ClusterPart):
         # Small, and quick to start rather than quick for long: these two hardly work.
         options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djava.io.tmpdir={self.folder / 'tmp'}")
         listen = ("--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self._page_port))
-        return [
-            java.find().path,
-            *options,
-            *self.java_options(),
-            "-cp",
-            str(SPARK_HOME / "jars" / "*"),
-            self.main,
-            *listen,
-            *self.arguments(),
-        ]
+        jvm = (*options, *self.java_options(), "-cp", str(SPARK_HOME / "jars" / "*"), self.main)
+        return [java.find().path, *jvm, *listen, *self.arguments()]
 
     def java_options(self) -> list[str]:
         return []
@@ -135,18 +126,9 @@ class Standalone:
         folder = folder.absolute()
         pick = PortPicker()
         self.master = Master("master", folder / "master", pick.free(), pick.free())
-        self.workers = [
-            Worker(
-                f"worker-{number}",
-                folder / f"worker-{number}",
-                pick.free(),
-                pick.free(),
-                master=self.master.url,
-                cores=cores,
-                memory=memory,
-            )
-            for number in range(1, workers + 1)
-        ]
+        limits: dict[str, Any] = {"master": self.master.url, "cores": cores, "memory": memory}
+        names = [f"worker-{number}" for number in range(1, workers + 1)]
+        self.workers = [Worker(name, folder / name, pick.free(), pick.free(), **limits) for name in names]
 
     @property
     def url(self) -> str:
@@ -190,7 +172,5 @@ class Standalone:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.down()

@@ -35,17 +35,18 @@ def load(
     ``check`` adds what settings cannot know; ``avow.plan.load_checked`` brings the sinks' offers this way.
     """
     text = _read(path)
-    pipeline, problems = _checked(_parse(path, text) | ({"engine": engine} if engine else {}), env, check)
+    document, problems = _interpolate(_parse(path, text) | ({"engine": engine} if engine else {}), env)
+    pipeline = _checked(document, problems, check)
     if pipeline is None or problems:
         raise _config_error(path, text, problems)
+    pipeline._secrets_in_file = tuple(_literal_secrets(document))
     return pipeline
 
 
 def _checked(
-    written: dict[str, Any], env: Mapping[str, str] | None, check: Callable[[PipelineConfig], Iterable[Problem]]
-) -> tuple[PipelineConfig | None, list[Problem]]:
-    """The tree of a document, and every problem of it."""
-    document, problems = (written, []) if env is None else _interpolate(written, env)
+    document: dict[str, Any], problems: list[Problem], check: Callable[[PipelineConfig], Iterable[Problem]]
+) -> PipelineConfig | None:
+    """The tree of a document. What is wrong with it is added to the problems that are known already."""
     pipeline = None
     try:
         pipeline = PipelineConfig.model_validate(document)
@@ -54,8 +55,8 @@ def _checked(
         unfilled = {problem.key for problem in problems}
         invalid = [p for p in _problems(error) if not any(p.key[: len(key)] == key for key in unfilled)]
         problems += [_without_env(p, document) for p in invalid]
-    # Returned and not raised here, so that no ValidationError (which holds its input) is the context of what is raised.
-    return pipeline, problems
+    # Nothing is raised here, so that no ValidationError (which holds its input) is the context of what is raised.
+    return pipeline
 
 
 def declared(
@@ -66,10 +67,10 @@ def declared(
 ) -> PipelineConfig:
     """The pipeline of values that were never in a file, or a ConfigError that names every problem. With ``env``,
     ``${env:NAME}`` is filled in as in a file."""
-    pipeline, problems = _checked(document, env, check)
+    filled, problems = (document, []) if env is None else _interpolate(document, env)
+    pipeline = _checked(filled, problems, check)
     if pipeline is None or problems:
         raise refused(problems)
-    pipeline._secrets_in_file = ()  # there is no file
     return pipeline
 
 
@@ -99,17 +100,12 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file", advice="Name a pipeline file, such as examples/payments.toml."
-        ) from None
+        wrong, advice = "no such file", "Name a pipeline file, such as examples/payments.toml."
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", advice="Name a readable pipeline file."
-        ) from None
+        wrong, advice = f"cannot be read: {error.strerror}", "Name a readable pipeline file."
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: byte {error.start} is not UTF-8", advice="A pipeline file is TOML in UTF-8."
-        ) from None
+        wrong, advice = f"byte {error.start} is not UTF-8", "A pipeline file is TOML in UTF-8."
+    raise ConfigError(f"{path}: {wrong}", advice=advice)
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
@@ -121,10 +117,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.S)
         wrong = match[1] if match else str(error)
         line = f":{match[2] or len(text.splitlines())}" if match else ""
-    raise ConfigError(
-        f"{path}{line}: not TOML: {_printable(wrong)}",
-        advice="The TOML syntax is at https://toml.io.",
-    )
+    raise ConfigError(f"{path}{line}: not TOML: {_printable(wrong)}", advice="The TOML syntax is at https://toml.io.")
 
 
 def _interpolate(document: dict[str, Any], env: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
@@ -145,7 +138,8 @@ def _interpolate(document: dict[str, Any], env: Mapping[str, str]) -> tuple[dict
         for name in values.ENV.findall(value):
             if name not in env:
                 problems.append(Problem(key, f"the environment variable {name} is not set", f"export {name}=..."))
-            elif not _is_unicode(env[name]):
+            elif any(unicodedata.category(character) == "Cs" for character in env[name]):
+                # Bytes of the environment that are not UTF-8 arrive as lone surrogates.
                 problems.append(Problem(key, f"the environment variable {name} is not UTF-8", "text in UTF-8"))
         return FromEnv(values.ENV.sub(lambda match: env.get(match[1], ""), value), value)
 
@@ -153,9 +147,23 @@ def _interpolate(document: dict[str, Any], env: Mapping[str, str]) -> tuple[dict
     return filled, problems
 
 
-def _is_unicode(text: str) -> bool:
-    """Bytes of the environment that are not UTF-8 arrive as lone surrogates."""
-    return not any(unicodedata.category(character) == "Cs" for character in text)
+_SECRET_NAME = re.compile(
+    r"(password|passphrase|secret|token|key|jaas\.config|credentials?|\.pem|bearer\.config)$", re.I
+)
+_PASSWORD_IN_URL = re.compile(r"^\w+://[^/?#@:]*:[^/?#]+@|[?&]password=[^&#]")
+
+
+def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of a valid document whose secret is written in the file itself."""
+    kafka, spark, sink = document["source"].get("kafka", {}), document.get("spark", {}), document["sink"]
+    for name, value in sink.items():
+        if isinstance(value, str) and _PASSWORD_IN_URL.search(values.ENV.sub("", values.as_written(value))):
+            yield f"sink.{name}"
+    own = {name: value for name, value in sink.items() if isinstance(value, dict)}
+    for key, value in values.flat({"source": {"kafka": kafka}, "spark": spark, "sink": own}):
+        name = ".".join(key)
+        if _SECRET_NAME.search(name) and not isinstance(value, FromEnv):
+            yield name
 
 
 def _problems(error: ValidationError, section: type[Section] = PipelineConfig, at: Key = ()) -> Iterator[Problem]:

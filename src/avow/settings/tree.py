@@ -9,7 +9,6 @@ Its neighbours are ``values`` (the rules of one value), ``read`` (which fills th
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -40,7 +39,7 @@ from avow import plugins
 from avow import schema as ddl
 from avow.guarantee import Guarantee
 from avow.settings import values
-from avow.settings.values import FromEnv, Problem, Start, raise_if_any, refuse
+from avow.settings.values import Problem, Start, raise_if_any, refuse
 
 
 class Section(BaseModel):
@@ -86,18 +85,15 @@ def unwrap_secrets(settings: Mapping[str, SecretStr]) -> dict[str, str]:
 
 
 TopicName = Annotated[
-    str,
-    values.matching("[a-zA-Z0-9._-]{1,249}", "is not a topic name", "1 to 249 letters, digits, . _ and -"),
+    str, values.matching("[a-zA-Z0-9._-]{1,249}", "is not a topic name", "1 to 249 letters, digits, . _ and -")
 ]
 
 
 PipelineName = Annotated[
-    str,
-    values.matching("[A-Za-z0-9._-]{1,200}", "is not a pipeline name", "1 to 200 letters, digits, . _ and -"),
+    str, values.matching("[A-Za-z0-9._-]{1,200}", "is not a pipeline name", "1 to 200 letters, digits, . _ and -")
 ]
 FunctionName = Annotated[
-    str,
-    values.matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", "is not a function's name", '"module:function"'),
+    str, values.matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", "is not a function's name", '"module:function"')
 ]
 
 
@@ -378,24 +374,10 @@ class PipelineConfig(Section):
         parts = ("key", "headers", "value" if self.transform is None else "tombstone")
         return {part: f"{self.sink.lineage_prefix}{part}" for part in parts}
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember_secrets(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        pipeline = handler(data)
-        if isinstance(data, dict) and isinstance(data["sink"], dict) and isinstance(data["source"], dict):
-            pipeline._secrets_in_file = tuple(_literal_secrets(data))
-        return pipeline
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         """What needs more than one section."""
-        raise_if_any(
-            [
-                *_column_problems(self),
-                *_key_problems(self),
-                *_combination_problems(self),
-            ]
-        )
+        raise_if_any([*_column_problems(self), *_key_problems(self), *_combination_problems(self)])
         return self
 
 
@@ -407,9 +389,7 @@ def _column_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
         column = f"column {number}, {field.name!r},"
         if field.name.lower() in reserved:
             yield Problem(
-                at,
-                f"{column} has the name of a column that avow adds",
-                "another name, or another sink.lineage_prefix",
+                at, f"{column} has the name of a column that avow adds", "another name, or another sink.lineage_prefix"
             )
         if pipeline.transform is not None:
             continue  # the transform decides the sink's columns
@@ -437,9 +417,7 @@ def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
         at = ("sink", "key", number)
         if name not in columns:
             yield Problem(
-                at,
-                f"{name!r} is not a column",
-                "columns of decode.schema, in the same case, or lineage columns",
+                at, f"{name!r} is not a column", "columns of decode.schema, in the same case, or lineage columns"
             )
         elif not (columns[name].required or pipeline.decode.refuses_null_keys):
             yield Problem(at, f"{name!r} is nullable", "columns that decode.schema declares as not null")
@@ -457,24 +435,3 @@ def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
         yield Problem(
             ("engine",), "the consumer engine cannot run transform.sql", 'transform.python, or engine = "spark"'
         )
-
-
-_SECRET_NAME = re.compile(
-    r"(password|passphrase|secret|token|key|jaas\.config|credentials?|\.pem|bearer\.config)$", re.I
-)
-
-
-_PASSWORD_IN_URL = re.compile(r"^\w+://[^/?#@:]*:[^/?#]+@|[?&]password=[^&#]")
-
-
-def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
-    """The keys of a valid document whose secret is written in the file itself."""
-    kafka, spark, sink = document["source"].get("kafka", {}), document.get("spark", {}), document["sink"]
-    for name, value in sink.items():
-        if isinstance(value, str) and _PASSWORD_IN_URL.search(values.ENV.sub("", values.as_written(value))):
-            yield f"sink.{name}"
-    own = {name: value for name, value in sink.items() if isinstance(value, dict)}
-    for key, value in values.flat({"source": {"kafka": kafka}, "spark": spark, "sink": own}):
-        name = ".".join(key)
-        if _SECRET_NAME.search(name) and not isinstance(value, FromEnv):
-            yield name

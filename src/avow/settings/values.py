@@ -142,10 +142,7 @@ def topics_pattern(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        refuse(
-            f"{value!r} does not compile: {error.msg}",
-            "a regular expression that a topic's whole name matches",
-        )
+        refuse(f"{value!r} does not compile: {error.msg}", "a regular expression that a topic's whole name matches")
     return value
 
 

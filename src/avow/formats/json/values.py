@@ -242,12 +242,7 @@ def is_day(text: str) -> bool:
 
 
 def _timestamp(value: Json) -> datetime:
-    expected = "a timestamp with a time zone, such as 2026-01-31T12:00:00Z"
-    text = _text(value, expected)
-    match = _TIMESTAMP.fullmatch(text)
-    if not match or not match[2]:
-        raise _bad_text(text, expected)
-    moment = _parse_timestamp(text, match)
+    text, moment = _moment(value, "a timestamp with a time zone, such as 2026-01-31T12:00:00Z", zoned=True)
     try:
         return moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     except OverflowError:
@@ -255,15 +250,14 @@ def _timestamp(value: Json) -> datetime:
 
 
 def _timestamp_ntz(value: Json) -> datetime:
-    expected = "a timestamp without a time zone, such as 2026-01-31T12:00:00"
+    return _moment(value, "a timestamp without a time zone, such as 2026-01-31T12:00:00", zoned=False)[1]
+
+
+def _moment(value: Json, expected: str, *, zoned: bool) -> tuple[str, datetime]:
     text = _text(value, expected)
     match = _TIMESTAMP.fullmatch(text)
-    if not match or match[2]:
+    if not match or bool(match[2]) is not zoned:
         raise _bad_text(text, expected)
-    return _parse_timestamp(text, match)
-
-
-def _parse_timestamp(text: str, match: re.Match[str]) -> datetime:
     fraction = match[1]
     spelled = text.upper()
     if fraction and len(fraction) > _MICROSECOND_DIGITS:
@@ -271,7 +265,7 @@ def _parse_timestamp(text: str, match: re.Match[str]) -> datetime:
             raise DecodeError(Reason.OUT_OF_RANGE, f"{shown(text)} has digits beyond microseconds")
         spelled = spelled.replace(fraction, fraction[:_MICROSECOND_DIGITS])
     try:
-        return datetime.fromisoformat(spelled)
+        return text, datetime.fromisoformat(spelled)
     except ValueError as error:
         raise DecodeError(Reason.BAD_TEXT, f"{shown(text)}: {error}") from None
 
