@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -152,10 +153,7 @@ class CellRunner:
         except CannotRun as error:
             verdict, why = CellVerdict.NOT_RUN, str(error)
         except HARNESS_ERRORS as error:
-            verdict, why = (
-                CellVerdict.UNKNOWN,
-                f"the harness failed: {str(error).strip() or type(error).__name__}",
-            )
+            verdict, why = CellVerdict.UNKNOWN, f"the harness failed: {str(error).strip() or type(error).__name__}"
         finally:
             cell_run.close()
         scenario.all_held &= verdict in (CellVerdict.HELD, CellVerdict.CAUGHT, CellVerdict.NOT_RUN)
@@ -164,26 +162,18 @@ class CellRunner:
         return proof.record_verdict(cell, verdict, why, time.monotonic() - started, observed)
 
     def _scenario_for(self, cell: Cell) -> Scenario:
-        def note(text: str) -> None:
-            self._proof.note(cell, text)
-
-        if (
-            self._scenario
-            and not cell.fault.alone
-            and self._scenario.cell.column == cell.column
-            and not self._scenario.used_up
-        ):
-            before = self._scenario.cell.name
-            self._scenario.begin_cell(cell, note)
+        proof, scenario = self._proof, self._scenario
+        note = partial(proof.note, cell)
+        if scenario and not cell.fault.alone and self.column == cell.column and not scenario.used_up:
+            before = scenario.cell.name
+            scenario.begin_cell(cell, note)
             note(f"reuses the pipeline of {before}")
-            return self._scenario
+            return scenario
         self.close()
         name = f"p-{cell.fault.name}-{uuid4().hex[:6]}"
-        folder = self._proof.folder / "cells" / name
+        folder = proof.folder / "cells" / name
         folder.mkdir(parents=True)
-        self._scenario = Scenario(
-            cell, self._proof.spec(cell), self._cluster, folder, name, self._proof.options.seed, note
-        )
+        self._scenario = Scenario(cell, proof.spec(cell), self._cluster, folder, name, proof.options.seed, note)
         return self._scenario
 
     def close(self) -> None:
@@ -208,9 +198,10 @@ class CellRun:
     def __init__(self, scenario: Scenario, steps: tuple[Step, ...], proof: ProofContext) -> None:
         self._scenario, self._cluster, self._cell = scenario, scenario.cluster, scenario.cell
         self._options, self._history, self._audit = proof.options, proof.history, proof.audit
+        self._note = scenario.note
         self._steps = steps
-        self._faults: list[Fault | None] = [
-            IMPLEMENTED[step.fault](scenario, step.seed, step.hold_s) if step.fault else None for step in steps
+        self._faults: list[Fault] = [
+            IMPLEMENTED[step.fault](scenario, step.seed, step.hold_s) for step in steps if step.fault
         ]
         self._sampling = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
@@ -224,25 +215,24 @@ class CellRun:
         drained, code = self._drain()
         self._end_sampling()
         # Again: some faults are proven only at the end.
-        fired = [fault.fired() or before for fault, before in zip(filter(None, self._faults), fired, strict=True)]
+        fired = [fault.fired() or before for fault, before in zip(self._faults, fired, strict=True)]
         return self._observe(tuple(fired), drained, code)
 
     def close(self) -> None:
         self._end_sampling()
-        for fault in filter(None, self._faults):
+        for fault in self._faults:
             fault.close()
 
     def _begin(self) -> None:
         """A load, a pipeline under it, and its first claim."""
-        scenario = self._scenario
-        faults = [fault for fault in self._faults if fault]
+        scenario, faults = self._scenario, self._faults
         for fault in faults:
             fault.prepare()
         fresh = not scenario.drivers
         if fresh:
             faults[0].make_topic(PARTITIONS)
             scenario.make_table()
-        scenario.workloads.append(self._workload(faults))
+        scenario.workloads.append(self._workload())
         # Several batches for the load, and few for a backlog.
         batch = max(2_000, *(fault.records_least // 4 for fault in faults))
         self._audit_file = scenario.write_files(batch=batch, declares=faults[0].declares)
@@ -261,7 +251,7 @@ class CellRun:
         scenario.require(begun, f"the pipeline claimed nothing within {START_S} s")
         self._note("first claims seen" if fresh else "new claims seen")
 
-    def _workload(self, faults: list[Fault]) -> Workload:
+    def _workload(self) -> Workload:
         scenario, before = self._scenario, self._scenario.workloads[-1:]
         return Workload(
             *(self._cluster.bootstrap, scenario.topic),
@@ -269,27 +259,27 @@ class CellRun:
             records=self._options.records,
             rate=int(self._options.rate * ENGINES[self._cell.engine].load),
             keyed=self._cell.mode != "append",
-            transactions=any(fault.transactions for fault in faults),
+            transactions=any(fault.transactions for fault in self._faults),
             first=before[0].next if before else 0,
             value=scenario.spec.value,
-            message=faults[0].message,
+            message=self._faults[0].message,
         )
 
     def _do_faults(self) -> list[str]:
         """Every step of the schedule. Gives the proof that each fault fired."""
-        proofs = []
-        for step, fault in zip(self._steps, self._faults, strict=True):
-            if fault is None:
-                self._scenario.sleep(step.quiet_s + step.hold_s)
+        proofs, faults = [], iter(self._faults)
+        for step in self._steps:
+            if step.fault:
+                proofs.append(self._step(step, next(faults)))
             else:
-                proofs.append(self._step(step, fault))
+                self._scenario.sleep(step.quiet_s + step.hold_s)
         return proofs
 
     def _step(self, step: Step, fault: Fault) -> str:
         """One fault, its heal, and the recovery. Gives the proof that it fired."""
         self._scenario.sleep(step.quiet_s)
         self._history.add("fault", self._cell.name, fault=step.fault)
-        self._scenario.note(f"fault: {step.fault}")
+        self._note(f"fault: {step.fault}")
         with fault:
             fault.hold()
             self._history.add("heal", self._cell.name, fault=step.fault)
@@ -330,10 +320,8 @@ class CellRun:
             code = driver.wait(DRAIN_S)
             self._note(f"restarted, it ended with exit code {code}")
             return False, code
-        if (
-            scenario.wait_until(lambda: self._caught_up() or not scenario.driver.alive, RECOVER_S)
-            and scenario.driver.alive
-        ):
+        ended = scenario.wait_until(lambda: self._caught_up() or not scenario.driver.alive, RECOVER_S)
+        if ended and scenario.driver.alive:
             scenario.wait_for_handlers()
             self._note("caught up")
             return True, None
@@ -362,10 +350,8 @@ class CellRun:
             dead_letters=scenario.oracle.dead_letters(),
         )
         verdict, audited = self._audit.audit(self._audit_file, cluster.url) if self._cell.audited else ("", {})
-        counts, notes = (
-            dict(comparison.anomalies),
-            [f"{kind}: {numbers}" for kind, numbers in comparison.examples.items()],
-        )
+        counts = dict(comparison.anomalies)
+        notes = [f"{kind}: {numbers}" for kind, numbers in comparison.examples.items()]
         if scenario.spec.only_audit_counts:
             notes.append(scenario.spec.only_audit_counts)
             for kind in ("lost", "duplicated"):
@@ -381,7 +367,7 @@ class CellRun:
             kafka_lost=0 if stopped else len(acknowledged - set(log.values())),
             notes=tuple(notes),
             live=self._compare_live(),
-            violations=tuple(filter(None, (fault.violation() for fault in self._faults if fault))),
+            violations=tuple(filter(None, (fault.violation() for fault in self._faults))),
         )
 
     def _compare_live(self) -> dict[str, int]:
@@ -394,9 +380,6 @@ class CellRun:
         summary = ", ".join(f"{count:,} {kind}" for kind, count in anomalies.items()) or "each once and in order"
         self._note(f"a live reader of committed records, {len(committed):,} in the end: {summary}")
         return anomalies
-
-    def _note(self, text: str) -> None:
-        self._scenario.note(text)
 
     def _sample(self) -> None:
         """Records written over time, for the report's chart."""

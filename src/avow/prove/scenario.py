@@ -66,6 +66,7 @@ class Scenario:
     ) -> None:
         self.spec, self.cluster, self.folder, self.name = spec, cluster, folder, name
         self.topic = name
+        self.file = folder / "pipeline.toml"
         self._seed = seed  # decides what the faults leave open
         make = oracle_class(cell.sink) if cell.audited else GroupOracle
         self.oracle = make(cluster, folder, name, name.replace("-", "_"))
@@ -76,6 +77,10 @@ class Scenario:
         self.drivers: list[DriverProcess] = []
         self.all_held = True  # so far
         self.begin_cell(cell, note)
+        engine = ENGINES[cell.engine]
+        self.plain = engine.plain  # the drivers are plain consumers
+        self.on_spark_cluster = engine.on_spark_cluster  # tasks run on executors, which are no children of the driver
+        self.shared = cell.engine in GROUP_MEMBERS  # drivers share the partitions; else one takes all from the others
         self._env: dict[str, str] = {}  # the newest driver's
         topic = self.oracle.output_topic
         self.live_reader = LiveReader(cluster.bootstrap, topic) if topic else None
@@ -89,21 +94,6 @@ class Scenario:
     def used_up(self) -> bool:
         """Whether another cell should have a pipeline of its own."""
         return len(self.workloads) >= self.oracle.cells_max
-
-    @property
-    def on_spark_cluster(self) -> bool:
-        """Whether tasks run on executors, which are no children of the driver."""
-        return ENGINES[self.cell.engine].on_spark_cluster
-
-    @property
-    def shared(self) -> bool:
-        """Whether several drivers share out the partitions, instead of one taking all from the others."""
-        return self.cell.engine in GROUP_MEMBERS
-
-    @property
-    def plain(self) -> bool:
-        """Whether the drivers are plain consumers."""
-        return ENGINES[self.cell.engine].plain
 
     @property
     def workload(self) -> Workload:
@@ -134,29 +124,28 @@ class Scenario:
         return path
 
     @property
-    def file(self) -> Path:
-        return self.folder / "pipeline.toml"
-
-    @property
     def driver(self) -> DriverProcess:
         """The newest."""
         return self.drivers[-1]
 
     def start(self, *options: str, env: Mapping[str, str] | None = None) -> DriverProcess:
-        log = self.folder / f"run-{len(self.drivers) + 1}.log"
-        environment = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
-        environment["SPARK_LOCAL_DIRS"] = str(self.spark_folder)
+        self._env = {**(env or {}), "SPARK_LOCAL_DIRS": str(self.spark_folder)}
         command = ["run", str(self.file)]
         if self.plain:
-            environment[plain_consumer.TABLE] = self.oracle.table
+            self._env[plain_consumer.TABLE] = self.oracle.table
             rng = random.Random(f"{self._seed}/{self.cell.name}/{len(self.drivers)}")
             kafka = ENGINES[self.cell.engine].source
             command = plain_consumer.command(self.cell.guarantee, self.topic, self.cluster.pipeline_brokers, kafka, rng)
-        self._env = environment
-        self.drivers.append(DriverProcess([*command, *options], log, environment))
-        shown = f": avow {' '.join([*command, *options])}" if self.plain else ""
+        command += options
+        self.drivers.append(self.launch(command, f"run-{len(self.drivers) + 1}", self._env))
+        shown = f": avow {' '.join(command)}" if self.plain else ""
         self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}{shown}")
         return self.driver
+
+    def launch(self, command: list[str], name: str, env: Mapping[str, str] | None = None) -> DriverProcess:
+        """An avow command on the pipeline's side of the proxies. ``name``: of its log."""
+        env = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
+        return DriverProcess(command, self.folder / f"{name}.log", env)
 
     def make_table(self) -> None:
         """What a pipeline does by itself."""

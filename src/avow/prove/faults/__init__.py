@@ -15,13 +15,11 @@ from avow.prove.faults import (  # noqa: F401 - importing a module registers its
     canaries,
     database,
     disks,
-    lakes,
     network,
     processes,
     records,
-    spark_cluster,
+    spark,
     topics,
-    transactions,
 )
 from avow.prove.faults.base import IMPLEMENTED, CannotRun, Fault
 

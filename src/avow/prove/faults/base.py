@@ -35,6 +35,7 @@ class Fault(ABC):
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
     declares: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # sections added to the pipeline file
     records_least: int = 0
+    proof: str = ""  # that it happened, where that is known as soon as it is injected
 
     def __init_subclass__(cls) -> None:
         name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__.removesuffix("Fault")).lower()
@@ -79,9 +80,9 @@ class Fault(ABC):
         """After the verdict: remove what the fault created."""
         return None
 
-    @abstractmethod
     def fired(self) -> str:
         """The proof that it happened, or nothing."""
+        return self.proof
 
     def violation(self) -> str:
         """A violation that neither check nor audit can see in the sink; empty if there was none."""
@@ -99,14 +100,8 @@ class AtFailpoint(Fault):
     """A failpoint: the run kills or stops itself once, at a named point. The driver is started with it in its
     environment."""
 
-    @property
-    @abstractmethod
-    def point(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def who(self) -> str:
-        """The target, as ``prove.failpoints`` names it."""
+    point: str
+    who: str  # the target, as ``prove.failpoints`` names it
 
     def prepare(self) -> None:
         folder = Path(self.scenario.folder, f"failpoint-{self.rng.randrange(10**9)}").absolute()
