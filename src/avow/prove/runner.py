@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -49,7 +48,7 @@ REPLICATED_S = 60
 LIVE_S = 30
 
 Notify = Callable[[Cell, str], None]  # (cell, what it does)
-HARNESS_ERRORS = (AvowError, KafkaException, psycopg.Error, OSError, TimeoutError)
+HARNESS_ERRORS = (AvowError, KafkaException, psycopg.Error, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class CellResult:
     cell: Cell
     verdict: CellVerdict
     why: str
-    seconds: float = 0
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,6 @@ class ProofContext:
     def note(self, cell: Cell, text: str) -> None:
         self.history.add("note", cell.name, text=text)
         self.notify(cell, text)
-
-    def record_verdict(
-        self, cell: Cell, verdict: CellVerdict, why: str, seconds: float = 0, observed: Observation | None = None
-    ) -> CellResult:
-        details: dict[str, Any] = asdict(observed) if observed else {}
-        result = {"verdict": verdict, "why": why, "seconds": round(seconds, 1), "seed": self.options.seed}
-        self.history.add("verdict", cell.name, **result, **details)
-        return CellResult(cell, verdict, why, seconds)
 
 
 class SharedAudit:
@@ -139,10 +130,10 @@ class CellRunner:
 
     def run(self, cell: Cell) -> CellResult:
         """One cell, to its verdict."""
-        started, proof = time.monotonic(), self._proof
-        steps = schedule(cell, proof.options.seed, proof.options.minutes)
-        replay = f"{cell.options(proof.options.seed)} --records {proof.options.records}"
-        replay += f" --minutes {proof.options.minutes:g}" if proof.options.minutes else ""
+        started, proof, options = time.monotonic(), self._proof, self._proof.options
+        steps = schedule(cell, options.seed, options.minutes)
+        replay = f"{cell.options(options.seed)} --records {options.records}"
+        replay += f" --minutes {options.minutes:g}" if options.minutes else ""
         proof.history.add("cell", cell.name, schedule=[asdict(step) for step in steps], replay=replay)
         scenario = self._scenario_for(cell)
         cell_run = CellRun(scenario, steps, proof)
@@ -159,7 +150,10 @@ class CellRunner:
         scenario.all_held &= verdict in (CellVerdict.HELD, CellVerdict.CAUGHT, CellVerdict.NOT_RUN)
         if not (verdict is CellVerdict.HELD and observed and reusable_after(cell, observed) and scenario.driver.alive):
             self.close()
-        return proof.record_verdict(cell, verdict, why, time.monotonic() - started, observed)
+        result = CellResult(cell, verdict, why, time.monotonic() - started)
+        line = {"verdict": verdict, "why": why, "seconds": round(result.seconds, 1), "seed": options.seed}
+        proof.history.add("verdict", cell.name, **line, **(asdict(observed) if observed else {}))
+        return result
 
     def _scenario_for(self, cell: Cell) -> Scenario:
         proof, scenario = self._proof, self._scenario
@@ -354,8 +348,7 @@ class CellRun:
         notes = [f"{kind}: {numbers}" for kind, numbers in comparison.examples.items()]
         if scenario.spec.only_audit_counts:
             notes.append(scenario.spec.only_audit_counts)
-            for kind in ("lost", "duplicated"):
-                counts[kind] = audited.get(kind, 0)
+            counts |= {kind: audited.get(kind, 0) for kind in ("lost", "duplicated")}
         return Observation(
             fired=fired,
             check=counts,

@@ -170,18 +170,15 @@ class DiskFullLake(_SmallDisk):
 
     size_mb = 64  # every commit leaves files, and Iceberg's grow
 
-    @property
-    def place(self) -> Path:
+    def prepare(self) -> None:
         folder = self.scenario.oracle.files
         assert folder is not None, "it concerns sinks that have their files here"
-        return folder
-
-    def prepare(self) -> None:
-        self.mount(self.place, size_mb=self.size_mb)
+        self.mount(folder, size_mb=self.size_mb)
+        self._folder = folder
 
     def inject(self) -> None:
         self._driver = self.scenario.driver
-        self.fill(self.place)
+        self.fill(self._folder)
 
     def noticed(self) -> bool:
         return super().noticed() or not self._driver.alive
