@@ -73,13 +73,12 @@ class DriverProcess:
         daemons = {process.pid for process, name, line, _ in described if DAEMON in line and "java" not in name}
         return [process for process, _, _, parent in described if process.pid in daemons and parent in daemons]
 
-    def kill(self) -> list[int]:
-        """kill -9 of everything. Gives the pids that are gone."""
+    def kill(self) -> None:
+        """kill -9 of everything, and wait until it is gone."""
         process_tree = self.process_tree()
         signal(process_tree, SIGKILL)
         self._child.wait()
-        gone, _ = psutil.wait_procs(process_tree, 20)
-        return [process.pid for process in gone]
+        psutil.wait_procs(process_tree, 20)
 
     def kill_driver_only(self) -> None:
         """kill -9 of the Python driver only: its JVM and tasks live on for a moment."""
@@ -101,13 +100,12 @@ class DriverProcess:
             return stopped(psutil.Process(self.pid))
         return False
 
-    def stop(self) -> int | None:
+    def stop(self) -> None:
         """SIGTERM: end after the current batch. Killed after a time-out."""
         if self.alive:
             self._child.send_signal(SIGTERM)
             if self.wait(STOP_S) is None:
                 self.kill()
-        return self.code
 
     def end(self) -> None:
         """Whatever state it is in, nothing of it is left."""

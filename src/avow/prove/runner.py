@@ -274,9 +274,12 @@ class CellRun:
         self._scenario.sleep(step.quiet_s)
         self._history.add("fault", self._cell.name, fault=step.fault)
         self._note(f"fault: {step.fault}")
-        with fault:
+        fault.inject()
+        try:
             fault.hold()
             self._history.add("heal", self._cell.name, fault=step.fault)
+        finally:
+            fault.heal()
         proof = fault.fired()
         self._note(f"{step.fault}: {proof or 'no proof that it fired'}")
         if not self._cell.fault.stop:

@@ -81,7 +81,7 @@ class Scenario:
         self.plain = engine.plain  # the drivers are plain consumers
         self.on_spark_cluster = engine.on_spark_cluster  # tasks run on executors, which are no children of the driver
         self.shared = cell.engine in GROUP_MEMBERS  # drivers share the partitions; else one takes all from the others
-        self._env: dict[str, str] = {}  # the newest driver's
+        self.driver_env: dict[str, str] = {}  # the newest driver's
         topic = self.oracle.output_topic
         self.live_reader = LiveReader(cluster.bootstrap, topic) if topic else None
 
@@ -129,15 +129,15 @@ class Scenario:
         return self.drivers[-1]
 
     def start(self, *options: str, env: Mapping[str, str] | None = None) -> DriverProcess:
-        self._env = {**(env or {}), "SPARK_LOCAL_DIRS": str(self.spark_folder)}
+        self.driver_env = {**(env or {}), "SPARK_LOCAL_DIRS": str(self.spark_folder)}
         command = ["run", str(self.file)]
         if self.plain:
-            self._env[plain_consumer.TABLE] = self.oracle.table
+            self.driver_env[plain_consumer.TABLE] = self.oracle.table
             rng = random.Random(f"{self._seed}/{self.cell.name}/{len(self.drivers)}")
             kafka = ENGINES[self.cell.engine].source
             command = plain_consumer.command(self.cell.guarantee, self.topic, self.cluster.pipeline_brokers, kafka, rng)
         command += options
-        self.drivers.append(self.launch(command, f"run-{len(self.drivers) + 1}", self._env))
+        self.drivers.append(self.launch(command, f"run-{len(self.drivers) + 1}", self.driver_env))
         shown = f": avow {' '.join(command)}" if self.plain else ""
         self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}{shown}")
         return self.driver
@@ -151,10 +151,6 @@ class Scenario:
         """What a pipeline does by itself."""
         if self.plain:
             plain_consumer.make_table(self.cluster.url, self.oracle.table)
-
-    def driver_started_with(self, env: Mapping[str, str]) -> bool:
-        """Whether the newest driver was started with these settings."""
-        return env.items() <= self._env.items()
 
     def end(self) -> None:
         """End its processes and remove its topics; a table stays."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from avow.prove import failpoints
 from avow.prove.cells import FAULTS
@@ -88,13 +88,6 @@ class Fault(ABC):
         """A violation that neither check nor audit can see in the sink; empty if there was none."""
         return ""
 
-    def __enter__(self) -> Self:
-        self.inject()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.heal()
-
 
 class AtFailpoint(Fault):
     """A failpoint: the run kills or stops itself once, at a named point. The driver is started with it in its
@@ -111,7 +104,7 @@ class AtFailpoint(Fault):
 
     def inject(self) -> None:
         self._driver = self.scenario.driver
-        if not self.scenario.driver_started_with(self.env):  # the running driver has no failpoint
+        if not self.env.items() <= self.scenario.driver_env.items():  # the running driver has no failpoint
             self._driver.stop()
             self._driver = self.scenario.start(env=self.env)
         self.scenario.wait_until(lambda: bool(self.fired()) or not self._driver.alive, WAIT_S)
