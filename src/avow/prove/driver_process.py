@@ -96,9 +96,7 @@ class DriverProcess:
 
     @property
     def paused(self) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return stopped(psutil.Process(self.pid))
-        return False
+        return stopped(self.pid)
 
     def stop(self) -> None:
         """SIGTERM: end after the current batch. Killed after a time-out."""
@@ -129,10 +127,10 @@ def signal(processes: list[psutil.Process], number: Signals) -> None:
             process.send_signal(number)
 
 
-def stopped(process: psutil.Process) -> bool:
-    """Whether it is stopped by SIGSTOP."""
+def stopped(pid: int) -> bool:
+    """Whether the process is stopped by SIGSTOP."""
     with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_STOPPED
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False
 
 

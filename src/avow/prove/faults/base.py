@@ -10,7 +10,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from avow.prove import failpoints
@@ -33,7 +32,7 @@ class Fault(ABC):
     A class implements the row of the matrix that is spelled like it: ``KilledAfterClaim`` is "killed-after-claim"."""
 
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
-    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # sections added to the pipeline file
+    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # sections added to the pipeline file
     records_least: int = 0
     proof: str = ""  # that it happened, where that is known as soon as it is injected
 

@@ -93,7 +93,7 @@ class TransactionTimesOut(AtFailpoint):
     def fired(self) -> str:
         """The coordinator's log line, and which process was stopped at the time."""
         if not self.proof:
-            paused = [process.pid for process in self._driver.process_tree() if stopped(process)]
+            paused = [process.pid for process in self._driver.process_tree() if stopped(process.pid)]
             for broker, before in self._said.items():
                 log = broker.log.read_bytes()[before:].decode(errors="replace")
                 match = re.search(ROLLED_BACK.format(re.escape(self.scenario.name)), log)

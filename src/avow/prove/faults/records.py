@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from avow.prove import failpoints
 from avow.prove.check import SCHEMA, checksum, value
@@ -21,7 +20,7 @@ from avow.prove.driver_process import DriverProcess
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
 from avow.prove.workload_spec import NumberedRecords
 
-ANY_SHARE = MappingProxyType({"dead_letters": MappingProxyType({"max_share": 1.0})})
+ANY_SHARE = {"dead_letters": {"max_share": 1.0}}
 REDRIVE_S = 120
 
 
@@ -42,7 +41,7 @@ class _Redriving(_OwnRecords):
     """One record in 25 is bad at first, and good for a redrive."""
 
     # A lake takes one commit at a time, and a redrive's is long: beside a run that commits twice a second none gets in.
-    declares = MappingProxyType({**ANY_SHARE, "batch": MappingProxyType({"interval": "2s"})})
+    declares: ClassVar = {**ANY_SHARE, "batch": {"interval": "2s"}}
     dead_least = 20
 
     def prepare(self) -> None:
@@ -216,9 +215,7 @@ POISON: tuple[Callable[[int, int], dict[str, Any]], ...] = (
 class PoisonRecords(_OwnRecords):
     """Each must end as the row that it is, or as a dead letter; and the run goes on."""
 
-    declares = MappingProxyType(
-        {**ANY_SHARE, "decode": MappingProxyType({"schema": f"{SCHEMA}, amount decimal(12,2)"})}
-    )
+    declares: ClassVar = {**ANY_SHARE, "decode": {"schema": f"{SCHEMA}, amount decimal(12,2)"}}
     every = 29
 
     def make_topic(self, partitions: int) -> None:

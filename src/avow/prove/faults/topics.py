@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from types import MappingProxyType
+from typing import ClassVar
 
 from avow.errors import SourceError
 from avow.guarantee import Guarantee
@@ -169,7 +169,7 @@ class PartitionsAdded(Fault):
 class PartitionAddedBetweenRuns(PartitionsAdded):
     """Under ``start = "latest"`` that partition's records are not of the time before the pipeline, and must come."""
 
-    declares = MappingProxyType({"source": MappingProxyType({"start": "latest"})})
+    declares: ClassVar = {"source": {"start": "latest"}}
 
     def before_load(self) -> None:
         driver = self.scenario.start("--once")
