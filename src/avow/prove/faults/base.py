@@ -34,7 +34,7 @@ class Fault(ABC):
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
     declares: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # sections added to the pipeline file
     records_least: int = 0
-    proof: str = ""  # that it happened, where that is known as soon as it is injected
+    proof: str = ""  # that it happened, as soon as that is known; where it must be worked out, ``fired`` does that
 
     def __init_subclass__(cls) -> None:
         name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__.removesuffix("Fault")).lower()
