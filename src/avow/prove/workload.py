@@ -146,9 +146,9 @@ class Workload:
                 "value": self._value(number, key),
                 "key": str(key).encode(),
                 "partition": partition,
+                **overrides,
+                "headers": [(HEADER, str(number).encode()), *overrides.get("headers", [])],
             }
-            record |= overrides
-            record["headers"] = [(HEADER, str(number).encode()), *overrides.get("headers", [])]
             while True:
                 try:
                     producer.produce(self._topic, **record, on_delivery=partial(self._answered, number))
