@@ -126,11 +126,9 @@ class ProofCluster:
     def admin(self, timeout_s: float = 30) -> Admin:
         return Admin(Connection(self.bootstrap), timeout_s=timeout_s)
 
-    def make_topic(self, name: str, partitions: int, **config: str) -> bool:
+    def make_topic(self, name: str, partitions: int) -> bool:
         """False if it exists already."""
-        return self.admin().create_topic(
-            name, partitions, -1, {key.replace("_", "."): value for key, value in config.items()}
-        )
+        return self.admin().create_topic(name, partitions)
 
     def drop_topic(self, name: str) -> None:
         self.admin(10).delete_topic(name)

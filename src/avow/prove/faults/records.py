@@ -220,7 +220,8 @@ class PoisonRecords(_OwnRecords):
 
     def make_topic(self, partitions: int) -> None:
         # Else the broker refuses timestamps of more than an hour from now.
-        self.cluster.make_topic(self.scenario.topic, partitions, message_timestamp_after_max_ms=str(2**63 - 1))
+        config = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+        self.cluster.admin().create_topic(self.scenario.topic, partitions, config=config)
 
     def message(self, number: int, key: int) -> dict[str, Any]:
         return {} if number % self.every else POISON[number // self.every % len(POISON)](number, key)
