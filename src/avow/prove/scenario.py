@@ -110,18 +110,15 @@ class Scenario:
         """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
         that a fault affects. Plain consumers have no file, and are audited as the equivalent pipeline. ``declares``:
         sections that are added to both."""
-        master = {"master": self.cluster.spark_cluster().url} if self.on_spark_cluster else {}
-        names = (self.name, self.oracle)
+        audit, here = self.folder / "audit.toml", replace(self.cell, engine=SPARK_LOCAL[0])
+        files: list[tuple[Path, Cell, str, dict[str, str]]] = [(audit, here, self.cluster.bootstrap, {})]
         if not self.plain:
-            text = self.spec.text(
-                self.cell, *names, self.cluster.pipeline_brokers, batch, fast_start_java(), master, declares=declares
-            )
-            self.file.write_text(text, encoding="utf-8")
-        path = self.folder / "audit.toml"
-        here = replace(self.cell, engine=SPARK_LOCAL[0])
-        text = self.spec.text(here, *names, self.cluster.bootstrap, batch, fast_start_java(), declares=declares)
-        path.write_text(text, encoding="utf-8")
-        return path
+            master = {"master": self.cluster.spark_cluster().url} if self.on_spark_cluster else {}
+            files.append((self.file, self.cell, self.cluster.pipeline_brokers, master))
+        for path, cell, brokers, master in files:
+            text = self.spec.text(cell, self.name, self.oracle, brokers, batch, fast_start_java(), master, declares)
+            path.write_text(text, encoding="utf-8")
+        return audit
 
     @property
     def driver(self) -> DriverProcess:
