@@ -178,7 +178,7 @@ class Workload:
         """Each transaction is committed or aborted as a whole, and so is the fate of its records."""
         producer: Producer | None = None
         round_ = 0
-        settings = {
+        settings: dict[str, str | int] = {
             "transactional.id": self.transactional_id,
             "transaction.timeout.ms": 60_000,
             "message.timeout.ms": 30_000,  # no longer than the transaction's, or librdkafka refuses
