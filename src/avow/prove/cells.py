@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 
 from avow.guarantee import Anomaly, Guarantee
@@ -136,6 +137,7 @@ def _stops(number: int, name: str, title: str, code: int, finding: str, **option
 
 # The part of a sink that a fault concerns, as plugins name it.
 _POSTGRES, _KAFKA, _COMMIT, _FILES = "postgres-server", "kafka-transactions", "batch-commit", "lake-files"
+_into_kafka, _into_postgres = partial(_fault, only=_KAFKA), partial(_fault, only=_POSTGRES)
 _IN_ONE_ACT = frozenset({EXACTLY})  # the others write outside of any transaction
 _FAULTS = (
     _fault(1, "killed-after-claim", "kill -9 right after the claim", AT_MOST, engines=ALL_ENGINES),
@@ -156,7 +158,7 @@ _FAULTS = (
     _before(
         8, "coordinator-killed", "transaction coordinator kill -9 while upstream commits and aborts", hold_s=(4, 7)
     ),
-    _fault(8, "sink-coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7), only=_KAFKA),
+    _into_kafka(8, "sink-coordinator-killed", "coordinator of the sink's transactions kill -9", hold_s=(4, 7)),
     _before(9, "broker-paused", "broker paused longer than its session time-out", hold_s=(9, 12)),
     _before(10, "all-brokers-killed", "all brokers kill -9", hold_s=(1, 2)),
     _before(11, "broker-cut-off", "one broker cut off from the others and the pipeline", hold_s=(8, 12)),
@@ -164,28 +166,18 @@ _FAULTS = (
     _before(12, "cut-from-brokers", "pipeline cut off from the brokers", hold_s=(4, 8), in_mix=True),
     _before(12, "brokers-one-way", "requests reach the brokers, responses do not come back", hold_s=(4, 8)),
     _before(12, "brokers-slow", "every packet between pipeline and brokers is 200 ms late", hold_s=(4, 8)),
-    _fault(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4), only=_KAFKA),
-    _fault(
-        14,
-        "transaction-times-out",
-        "transaction times out while the task is paused",
-        only=_KAFKA,
-        guarantees=_IN_ONE_ACT,
+    _into_kafka(13, "produce-reply-lost", "the produce acknowledgement is dropped", hold_s=(3, 4)),
+    _into_kafka(
+        *(14, "transaction-times-out", "transaction times out while the task is paused"), guarantees=_IN_ONE_ACT
     ),
-    _fault(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=ALL_ENGINES, only=_POSTGRES),
-    _fault(15, "postgres-immediate", "PostgreSQL immediate shutdown", only=_POSTGRES),
-    _fault(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True, only=_POSTGRES),
-    _fault(
-        16,
-        "commit-reply-lost",
-        "the reply to COMMIT is dropped",
-        AT_LEAST,
-        hold_s=(3, 4),
-        engines=ALL_ENGINES,
-        only=_POSTGRES,
+    _into_postgres(15, "postgres-killed", "PostgreSQL kill -9", in_mix=True, engines=ALL_ENGINES),
+    _into_postgres(15, "postgres-immediate", "PostgreSQL immediate shutdown"),
+    _into_postgres(15, "postgres-cut", "pipeline cut off from PostgreSQL", in_mix=True),
+    _into_postgres(
+        *(16, "commit-reply-lost", "the reply to COMMIT is dropped", AT_LEAST), hold_s=(3, 4), engines=ALL_ENGINES
     ),
     _fault(17, "lake-commit-unknown", "lake commit with unknown outcome", AT_LEAST, only=_COMMIT),
-    _fault(18, "disk-full-database", "disk full under the table", hold_s=(4, 6), only=_POSTGRES),
+    _into_postgres(18, "disk-full-database", "disk full under the table", hold_s=(4, 6)),
     _fault(18, "disk-full-lake", "disk full under the table's files", hold_s=(4, 6), alone=True, only=_FILES),
     _before(18, "disk-full-broker", "disk full under a broker", hold_s=(2, 4)),
     _stops(20, "retention", "retention passed the position", 12, "retention-loss"),
@@ -197,9 +189,7 @@ _FAULTS = (
     _before(23, "partitions-added", "partitions added while running"),
     _before(24, "upstream-aborts", "upstream aborts every third transaction", hold_s=(3, 5)),
     _fault(
-        25,
-        "group-rebalance",
-        "a member joins the group and another is killed with kill -9",
+        *(25, "group-rebalance", "a member joins the group and another is killed with kill -9"),
         times=2,
         in_mix=True,
         engines=GROUP_MEMBERS,
@@ -311,9 +301,7 @@ def matrix(full_mode: str = "append") -> Iterator[Cell]:
     for engine in SPARK_LOCAL + GROUP_MEMBERS:
         for kind in (kind for kind in SINKS if ENGINES[engine].supports(kind, "append", full_mode)):
             yield from (Cell(FAULTS[name], guarantee, kind, engine=engine) for name, guarantee in CANARIES.items())
-    for fault in FAULTS.values():
-        if fault.name in CANARIES:
-            continue
+    for fault in (fault for fault in FAULTS.values() if fault.name not in CANARIES):
         for guarantee in (guarantee for guarantee in Guarantee if guarantee in fault.guarantees):
             for sink in SINKS.values():
                 for mode in sink.offers if concerns(fault, sink.kind) else ():
@@ -406,13 +394,10 @@ def schedule(cell: Cell, seed: int, minutes: float = 0) -> tuple[Step, ...]:
     """The faults of a cell, in order. With ``minutes`` they go on at least so long."""
     rng = random.Random(f"{seed}/{cell.name}")
     least_s = minutes * 60
-    candidates = [
-        fault
-        for fault in FAULTS.values()
-        if fault.in_mix and cell.engine in fault.engines and concerns(fault, cell.sink)
-    ]
-    mixed = candidates if cell.fault.name == "mix" else []
-    if mixed:
+    mixed: list[FaultSpec] = []
+    if cell.fault.name == "mix":
+        there = (fault for fault in FAULTS.values() if cell.engine in fault.engines and concerns(fault, cell.sink))
+        mixed = [fault for fault in there if fault.in_mix]
         least_s = least_s or MIX_S
     steps: list[Step] = []
     while len(steps) < cell.fault.times or sum(step.quiet_s + step.hold_s for step in steps) < least_s:
@@ -465,13 +450,11 @@ def judge(cell: Cell, observed: Observation) -> tuple[CellVerdict, str]:
     violations |= set(observed.violations)
     if cell.canary:
         judges = {"check": observed.check} | ({"audit": observed.audit} if cell.audited else {})
-        judge = [name for name, counts in judges.items() if set(counts) - allowed]
-        if len(judge) == len(judges):
+        found = [name for name, counts in judges.items() if set(counts) - allowed]
+        if len(found) == len(judges):
             return CellVerdict.CAUGHT, f"judged broken, as required: {', '.join(sorted(violations))}"
-        return (
-            CellVerdict.MISSED,
-            f"judged broken by {' and '.join(judge) or 'neither'}, but must be by {' and '.join(judges)}",
-        )
+        by = " and ".join(found) or "neither"
+        return CellVerdict.MISSED, f"judged broken by {by}, but must be by {' and '.join(judges)}"
     if violations:
         return CellVerdict.BROKEN, f"{', '.join(sorted(violations))}: {cell.guarantee} does not permit that"
     return _not_broken(cell, observed)
@@ -481,21 +464,15 @@ def _not_broken(cell: Cell, observed: Observation) -> tuple[CellVerdict, str]:
     if not observed.fired or not all(observed.fired):
         return CellVerdict.UNKNOWN, "the fault did not fire, so nothing was proven"
     if observed.kafka_lost:
-        return (
-            CellVerdict.UNKNOWN,
-            f"Kafka lost {observed.kafka_lost:,} records that it had acknowledged",
-        )
+        return CellVerdict.UNKNOWN, f"Kafka lost {observed.kafka_lost:,} records that it had acknowledged"
     if not observed.records:
         return CellVerdict.UNKNOWN, "no record was compared"
     if cell.fault.stop:
-        (code, named), guarantee = cell.fault.stop, cell.fault.stop_name
+        (code, named), stop = cell.fault.stop, cell.fault.stop_name
         if observed.exit_code != code:
-            return (
-                CellVerdict.BROKEN,
-                f"the run had to stop with {code}, {guarantee}, but ended with {observed.exit_code}",
-            )
+            return CellVerdict.BROKEN, f"the run had to stop with {code}, {stop}, but ended with {observed.exit_code}"
         if cell.audited and named and named not in observed.audit:
-            return CellVerdict.BROKEN, f"the audit did not name {guarantee}"
+            return CellVerdict.BROKEN, f"the audit did not name {stop}"
         stopped = f"{code}, {named}," if named else f"exit code {code}"
         return CellVerdict.HELD, f"stopped with {stopped} and nothing was written past it{_audit(cell)}"
     if not observed.drained:
@@ -509,10 +486,8 @@ def _not_broken(cell: Cell, observed: Observation) -> tuple[CellVerdict, str]:
     if show and not observed.check.get(str(show)):
         return CellVerdict.UNPROVEN, f"the permitted anomaly {show} had to appear, but did not"
     permitted = ", ".join(f"{count:,} {kind}" for kind, count in observed.check.items() if count)
-    return (
-        CellVerdict.HELD,
-        f"{observed.records:,} records{f'; {permitted}, as permitted' if permitted else ''}{_audit(cell)}",
-    )
+    permitted = f"; {permitted}, as permitted" if permitted else ""
+    return CellVerdict.HELD, f"{observed.records:,} records{permitted}{_audit(cell)}"
 
 
 def _audit(cell: Cell) -> str:

@@ -92,8 +92,8 @@ def compare(
     """Name what is wrong.
 
     ``in_log``: the numbers that a fresh reader finds in the topic; it settles the fate of records without an answer.
-    ``until``: the positions where the pipeline stopped for good; records from there on are not expected.
-    ``dead``: (partition, offset) of dead letters, which are accounted for and not lost.
+    ``stopped_at``: the positions where the pipeline stopped for good; records from there on are not expected.
+    ``dead_letters``: (partition, offset) of dead letters, which are accounted for and not lost.
     """
     by_number = {record.number: record for record in sent}
     dead_places = set(dead_letters)

@@ -9,7 +9,7 @@ not know: pipelines or faults.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class ProofCluster:
         self._spark: Standalone | None = None
         self.clients: dict[int, Proxy] = {}  # broker number -> the proxy between it and the pipeline
         self.peers: dict[int, Proxy] = {}  # broker number -> the proxy between it and the other brokers
-        self._database: Proxy | None = None
+        self._proxies: list[Proxy] = []  # all of them
         self._pick = PortPicker()
         self._reader: Consumer | None = None  # kept: each has threads and connections of its own
         self._reading = threading.Lock()
@@ -49,16 +49,20 @@ class ProofCluster:
     def start(self) -> ProofCluster:
         doors = tuple(Doors(*(self._pick.free() for _ in range(4))) for _ in range(BROKERS))
         for number, door in enumerate(doors, 1):
-            self.clients[number] = Proxy(door.client_at, door.client).start()
-            self.peers[number] = Proxy(door.peer_at, door.peer).start()
+            self.clients[number] = self._proxy(door.client_at, door.client)
+            self.peers[number] = self._proxy(door.peer_at, door.peer)
         self.local.up(doors=doors)
-        self._database = Proxy(self._pick.free(), self.postgres.port).start()
+        self.database = self._proxy(self._pick.free(), self.postgres.port)  # in front of PostgreSQL
         return self
+
+    def _proxy(self, port: int, target: int) -> Proxy:
+        self._proxies.append(Proxy(port, target).start())
+        return self._proxies[-1]
 
     def stop(self) -> None:
         if self._reader is not None:
             self._reader.close()
-        for proxy in self.proxies():
+        for proxy in self._proxies:
             proxy.heal()
         try:
             if self._spark is not None:
@@ -68,11 +72,8 @@ class ProofCluster:
                     part.resume()
                 self.local.down()
         finally:
-            for proxy in self.proxies():
+            for proxy in self._proxies:
                 proxy.stop()
-
-    def proxies(self) -> Iterator[Proxy]:
-        yield from (*self.clients.values(), *self.peers.values(), *([self._database] if self._database else []))
 
     def spark_cluster(self) -> Standalone:
         """A Spark cluster of one master and two workers, started on first use."""
@@ -84,12 +85,6 @@ class ProofCluster:
     def parts(self) -> list[ClusterPart]:
         """Every process of it."""
         return [*self.local.parts(), *(self._spark.parts if self._spark else [])]
-
-    @property
-    def database(self) -> Proxy:
-        """The proxy in front of PostgreSQL."""
-        assert self._database is not None
-        return self._database
 
     @property
     def postgres(self) -> Postgres:
@@ -120,7 +115,7 @@ class ProofCluster:
 
     def restore(self) -> None:
         """Everything up and reachable again, whatever a fault left behind."""
-        for proxy in self.proxies():
+        for proxy in self._proxies:
             proxy.heal()
         for part in self.parts():
             part.resume()
@@ -131,11 +126,9 @@ class ProofCluster:
     def admin(self, timeout_s: float = 30) -> Admin:
         return Admin(Connection(self.bootstrap), timeout_s=timeout_s)
 
-    def make_topic(self, name: str, partitions: int, **config: str) -> bool:
+    def make_topic(self, name: str, partitions: int) -> bool:
         """False if it exists already."""
-        return self.admin().create_topic(
-            name, partitions, -1, {key.replace("_", "."): value for key, value in config.items()}
-        )
+        return self.admin().create_topic(name, partitions)
 
     def drop_topic(self, name: str) -> None:
         self.admin(10).delete_topic(name)

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 import psutil
 
 from avow.local.part import living
+from avow.retry import poll_until
 
 DAEMON = "avow.engines.daemon"  # the module that forks Python workers
 STOP_S = 60
@@ -64,23 +64,21 @@ class DriverProcess:
         return [child for child in self._seen.values() if living(child)]
 
     def jvm(self) -> psutil.Process | None:
-        return next((process for process in self.process_tree() if "java" in _name(process)), None)
+        return next((process for process in self.process_tree() if "java" in _description(process)[0]), None)
 
     def workers(self) -> list[psutil.Process]:
         """Python workers: the forks of the daemon, which has the same command line as they have. The JVM's names the
         daemon too, as a setting."""
-        daemons = {
-            process.pid for process in self.process_tree() if DAEMON in _line(process) and "java" not in _name(process)
-        }
-        return [process for process in self.process_tree() if process.pid in daemons and _parent(process) in daemons]
+        described = [(process, *_description(process)) for process in self.process_tree()]
+        daemons = {process.pid for process, name, line, _ in described if DAEMON in line and "java" not in name}
+        return [process for process, _, _, parent in described if process.pid in daemons and parent in daemons]
 
-    def kill(self) -> list[int]:
-        """kill -9 of everything. Gives the pids that are gone."""
+    def kill(self) -> None:
+        """kill -9 of everything, and wait until it is gone."""
         process_tree = self.process_tree()
         signal(process_tree, SIGKILL)
         self._child.wait()
-        gone, _ = psutil.wait_procs(process_tree, 20)
-        return [process.pid for process in gone]
+        psutil.wait_procs(process_tree, 20)
 
     def kill_driver_only(self) -> None:
         """kill -9 of the Python driver only: its JVM and tasks live on for a moment."""
@@ -91,27 +89,21 @@ class DriverProcess:
     def pause(self) -> bool:
         """SIGSTOP the whole process tree. True once it is stopped, which takes a moment."""
         signal(self.process_tree(), SIGSTOP)
-        deadline = time.monotonic() + 5
-        while not self.paused and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return self.paused
+        return poll_until(lambda: self.paused, 5, every_s=0.02)
 
     def resume(self) -> None:
         signal(self.process_tree(), SIGCONT)
 
     @property
     def paused(self) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return stopped(psutil.Process(self.pid))
-        return False
+        return stopped(self.pid)
 
-    def stop(self) -> int | None:
+    def stop(self) -> None:
         """SIGTERM: end after the current batch. Killed after a time-out."""
         if self.alive:
             self._child.send_signal(SIGTERM)
             if self.wait(STOP_S) is None:
                 self.kill()
-        return self.code
 
     def end(self) -> None:
         """Whatever state it is in, nothing of it is left."""
@@ -135,10 +127,10 @@ def signal(processes: list[psutil.Process], number: Signals) -> None:
             process.send_signal(number)
 
 
-def stopped(process: psutil.Process) -> bool:
-    """Whether it is stopped by SIGSTOP."""
+def stopped(pid: int) -> bool:
+    """Whether the process is stopped by SIGSTOP."""
     with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_STOPPED
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False
 
 
@@ -146,26 +138,12 @@ def kill_process(process: psutil.Process) -> bool:
     """kill -9; whether it died of that."""
     with suppress(psutil.NoSuchProcess):
         process.send_signal(SIGKILL)
-        deadline = time.monotonic() + 10
-        while living(process) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return not living(process)
+        return poll_until(lambda: not living(process), 10, every_s=0.05)
     return False
 
 
-def _line(process: psutil.Process) -> str:
+def _description(process: psutil.Process) -> tuple[str, str, int]:
+    """Its name, command line and parent's pid; nothing of one that has ended."""
     with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return process.name()
-    return ""
-
-
-def _parent(process: psutil.Process) -> int:
-    with suppress(psutil.Error):
-        return process.ppid()
-    return -1
+        return process.name(), " ".join(process.cmdline()), process.ppid()
+    return "", "", -1

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
@@ -65,18 +65,18 @@ class FaultHooks(Hooks):
             time.sleep(SENT_WITHIN_S)
             os.kill(os.getpid(), SIGSTOP)
             return
-        for process in list(self._ancestors(target)):
+        for process in self._ancestors(target):
             process.send_signal(SIGKILL)
         os.kill(os.getpid(), SIGKILL)
 
-    def _ancestors(self, target: str) -> Iterator[psutil.Process]:
+    def _ancestors(self, target: str) -> list[psutil.Process]:
         """The ancestors to kill as well; none if the target is not an ancestor."""
         chain = []
         for process in psutil.Process().parents() if target != "worker" else []:
             chain.append(process)
             if process.name() == "java" if target == "executor" else process.pid == self.driver:
-                yield from chain
-                return
+                return chain
+        return []
 
     def order(self, steps: tuple[frozenset[Act], ...]) -> tuple[frozenset[Act], ...]:
         return steps[::-1] if self.canary == "swap" else steps

@@ -9,7 +9,6 @@ Owns: that reader, and this comparison. Must not know: pipelines, faults, verdic
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from avow.guarantee import Anomaly
 from avow.kafka import metadata
+from avow.retry import poll_until
 
 Place = tuple[int, int]  # partition and offset, in the output
 POLL_S = 0.2
@@ -86,11 +86,9 @@ class LiveReader:
             self._assign()
 
     def anomalies(self, committed: Iterable[Place], patience_s: float) -> dict[str, int]:
-        """What it saw otherwise than ``there``, what a fresh reader has found. The last of it may still be coming."""
+        """What it saw otherwise than a fresh reader, which found ``committed``. The last of it may still be coming."""
         expected = set(committed)
-        deadline = time.monotonic() + patience_s
-        while len(expected - set(self._seen)) and time.monotonic() < deadline and self._thread.is_alive():
-            time.sleep(POLL_S)
+        poll_until(lambda: expected <= set(self._seen) or not self._thread.is_alive(), patience_s, every_s=POLL_S)
         return compare(list(self._seen), expected)
 
 

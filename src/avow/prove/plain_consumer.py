@@ -36,14 +36,12 @@ _INSERT = "INSERT INTO {} VALUES (%s, %s, %s, %s, %s, %s, %s, to_timestamp(%s::b
 def command(guarantee: Guarantee, topic: str, brokers: str, kafka: Mapping[str, int], rng: Random) -> list[str]:
     """One member of the group, which is named as the topic. Options that the guarantee leaves open are random: members
     with different commit modes work together."""
-    handler, options = "append", list[str]()
-    match guarantee:
-        case Guarantee.AT_MOST_ONCE:
-            pass  # a handler that failed is not tried again: nobody knows what it did
-        case Guarantee.AT_LEAST_ONCE:
-            options = ["--commit", rng.choice(COMMITS), "--commit-interval", "1", "--retries", str(RETRIES)]
-        case Guarantee.EXACTLY_ONCE:
-            handler, options = "append_in", ["--retries", str(RETRIES)]
+    handler = "append_in" if guarantee is Guarantee.EXACTLY_ONCE else "append"
+    options: list[str] = []
+    if guarantee is Guarantee.AT_LEAST_ONCE:
+        options += ["--commit", rng.choice(COMMITS), "--commit-interval", "1"]
+    if guarantee is not Guarantee.AT_MOST_ONCE:  # there a handler that failed is not tried again: who knows what it did
+        options += ["--retries", str(RETRIES)]
     for name, value in kafka.items():
         options += ["--kafka", f"{name}={value}"]
     consumer = ["--group", topic, "--guarantee", str(guarantee), "--handler", f"{__name__}:{handler}"]

@@ -57,14 +57,11 @@ class Pooler(LoopbackServer):
 
     def __init__(self, port: int, target: int, size: int = 1) -> None:
         super().__init__(port)
-        self._target, self._size = target, size
+        self._target = target
         self.clients = self.servers = self.transactions = 0  # so far
-
-    async def _listen(self) -> None:
         self._idle: asyncio.Queue[_Server | None] = asyncio.LifoQueue()
-        for _ in range(self._size):
+        for _ in range(size):
             self._idle.put_nowait(None)  # room for one
-        await super()._listen()
 
     async def _end(self) -> None:
         await super()._end()

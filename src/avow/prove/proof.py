@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -46,14 +46,11 @@ def prove(
 
     def work(number: int) -> None:
         try:
-            with _started_cluster(folder / f"cluster-{number}") as cluster:
+            started = _started_cluster(folder / f"cluster-{number}")
+            with started as cluster, closing(CellRunner(cluster, proof)) as runner:
                 clusters.append(cluster)
-                runner = CellRunner(cluster, proof)
-                try:
-                    while cell := waiting.take(runner.column):
-                        done.put(runner.run(cell))
-                finally:
-                    runner.close()
+                while cell := waiting.take(runner.column):
+                    done.put(runner.run(cell))
         except BaseException as error:  # noqa: BLE001 - raised in the main thread
             done.put(error)
 

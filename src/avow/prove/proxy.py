@@ -74,7 +74,9 @@ class Proxy(LoopbackServer):
         self._cut: list[PeerFilter] = []
         self._delay_s = 0.0
         self._lost: LostReply | None = None
-        self._flowing: dict[Direction, asyncio.Event] = {}
+        self._flowing = {way: asyncio.Event() for way in Direction}
+        for flowing in self._flowing.values():
+            flowing.set()
 
     @property
     def counts(self) -> ProxyCounts:
@@ -90,7 +92,7 @@ class Proxy(LoopbackServer):
 
     def hold(self, *ways: Direction) -> None:
         """Nothing passes that way until the heal: as when packets vanish and TCP goes on trying."""
-        self._run(self._set_flow(ways, False))
+        self._run(self._stop_flow(ways))
 
     def lose_replies(self, lost: LostReply) -> None:
         self._lost = lost
@@ -100,16 +102,9 @@ class Proxy(LoopbackServer):
         for ever."""
         self._delay_s, self._lost = 0.0, None
         self._cut.clear()
-        self._run(self._end_losing())
-        self._run(self._set_flow(tuple(Direction), True))
+        self._run(self._restore())
 
     # In the loop's own thread.
-
-    async def _listen(self) -> None:
-        for way in Direction:
-            self._flowing[way] = asyncio.Event()
-            self._flowing[way].set()
-        await super()._listen()
 
     async def _end(self) -> None:
         for connection in self._connections:
@@ -123,14 +118,16 @@ class Proxy(LoopbackServer):
                 self._counts.cut += 1
                 connection.close()
 
-    async def _end_losing(self) -> None:
+    async def _restore(self) -> None:
         for connection in list(self._connections):
             if connection.losing is not None:
                 connection.close()
+        for flowing in self._flowing.values():
+            flowing.set()
 
-    async def _set_flow(self, ways: tuple[Direction, ...], flowing: bool) -> None:
+    async def _stop_flow(self, ways: tuple[Direction, ...]) -> None:
         for way in ways:
-            (self._flowing[way].set if flowing else self._flowing[way].clear)()
+            self._flowing[way].clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = int(writer.get_extra_info("peername")[1])

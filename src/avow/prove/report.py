@@ -17,10 +17,11 @@ from typing import Any
 
 from avow.guarantee import Guarantee
 from avow.prove import history
-from avow.prove.cells import FAULTS
+from avow.prove.cells import FAULTS, CellVerdict
 
 WIDTH, HEIGHT = 720, 120
-VERDICTS = ("held", "broken", "unproven", "unknown", "not-run", "caught", "missed")
+VERDICTS = tuple(map(str, CellVerdict))
+GUARANTEES = tuple(map(str, Guarantee))
 
 
 @dataclass
@@ -46,8 +47,12 @@ class RecordedCell:
     @property
     def counts(self) -> str:
         """What was found, in a few words."""
-        check = {**self.end.get("check", {})}
-        return ", ".join(f"{count:,} {kind}" for kind, count in check.items() if count)
+        return ", ".join(f"{count:,} {kind}" for kind, count in self.end.get("check", {}).items() if count)
+
+    @property
+    def fired(self) -> list[str]:
+        """The proofs of the faults that fired."""
+        return [proof for proof in self.end.get("fired", ()) if proof]
 
 
 def load(folder: Path) -> tuple[dict[str, Any], list[RecordedCell]]:
@@ -94,24 +99,20 @@ def summary(cells: Iterable[RecordedCell]) -> str:
 
 def as_markdown(header: dict[str, Any], cells: list[RecordedCell]) -> str:
     lines = ["# Proof", "", f"{_when(header)}: {summary(cells)}.", ""]
-    lines += [", ".join(f"{name} {row}" for name, row in header.get("versions", {}).items()), ""]
-    for column in _columns(cells):
-        guarantees = [str(guarantee) for guarantee in Guarantee]
-        lines += [
-            f"## {column}",
-            "",
-            f"| # | fault | {' | '.join(guarantees)} |",
-            f"|---|---|{'---|' * len(guarantees)}",
-        ]
-        for fault in _faults(cells, column):
-            row = [_find(cells, column, fault, guarantee) for guarantee in guarantees]
+    lines += [_versions(header), ""]
+    for column in dict.fromkeys(cell.column for cell in cells):
+        lines += [f"## {column}", "", f"| # | fault | {' | '.join(GUARANTEES)} |"]
+        lines.append(f"|---|---|{'---|' * len(GUARANTEES)}")
+        shown = {(c.fault, c.guarantee): c for c in cells if c.column == column}
+        for fault in _faults(shown.values()):
+            row = [shown.get((fault, guarantee)) for guarantee in GUARANTEES]
             verdicts = [f"{c.verdict}{f': {c.counts}' if c.counts else ''}" if c else "" for c in row]
             lines.append(f"| {FAULTS[fault].number or ''} | {FAULTS[fault].title} | {' | '.join(verdicts)} |")
         lines.append("")
     lines += ["## Cells", ""]
     for cell in cells:
         lines.append(f"- **{cell.name}**: {cell.verdict}. {_plain(cell.end.get('why', ''))}")
-        lines += [f"  - fired: {_plain(proof)}" for proof in cell.end.get("fired", ()) if proof]
+        lines += [f"  - fired: {_plain(proof)}" for proof in cell.fired]
         lines.append(f"  - again: `avow prove {cell.replay}`")
     return "\n".join(lines) + "\n"
 
@@ -158,7 +159,6 @@ ul.notes { margin: .3rem 0; padding-left: 1.2rem; color: var(--dim); font-size: 
 
 
 def as_html(header: dict[str, Any], cells: list[RecordedCell]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in header.get("versions", {}).items())
     count = Counter(cell.verdict for cell in cells)
     chips = "".join(f'<span class="chip {v}"><b>{count[v]}</b> {v}</span>' for v in VERDICTS if count[v])
     grids = "".join(
@@ -175,38 +175,28 @@ def as_html(header: dict[str, Any], cells: list[RecordedCell]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>avow prove</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head><body><h1>Proof</h1>{chips}"
-        f"<p><small>{html.escape(_when(header))}. {html.escape(versions)}</small></p>"
+        f"<p><small>{html.escape(_when(header))}. {html.escape(_versions(header))}</small></p>"
         f"{grids}<h2>Cells</h2>{faults}</body></html>\n"
     )
 
 
 def _grid(cells: list[RecordedCell]) -> str:
     """One sink on one engine: a row for each fault, a column for each guarantee and mode."""
-    modes = list(dict.fromkeys(cell.mode for cell in sorted(cells, key=lambda cell: cell.mode)))
-    guarantees = [str(guarantee) for guarantee in Guarantee]
     by_column = {(cell.fault, cell.guarantee, cell.mode): cell for cell in cells}
-    columns = [
-        (guarantee, mode)
-        for guarantee in guarantees
-        for mode in modes
-        if any((c.guarantee, c.mode) == (guarantee, mode) for c in cells)
-    ]
-    rows = []
+    there = sorted({(cell.guarantee, cell.mode) for cell in cells})
+    columns = [column for guarantee in GUARANTEES for column in there if column[0] == guarantee]
+    rows = ""
     for fault in _faults(cells):
         boxes = "".join(_box(by_column.get((fault, guarantee, mode))) for guarantee, mode in columns)
         title = html.escape(FAULTS[fault].title)
-        rows.append(
-            f'<tr><td class="number">{FAULTS[fault].number or ""}</td><td class="fault">{title}</td>{boxes}</tr>'
-        )
-    spans = [
-        (guarantee, sum(column_guarantee == guarantee for column_guarantee, _ in columns)) for guarantee in guarantees
-    ]
-    top = "".join(f'<th class="word" colspan="{span}">{guarantee}</th>' for guarantee, span in spans if span)
+        rows += f'<tr><td class="number">{FAULTS[fault].number or ""}</td><td class="fault">{title}</td>{boxes}</tr>'
+    spans = Counter(guarantee for guarantee, _ in columns)
+    top = "".join(f'<th class="word" colspan="{span}">{guarantee}</th>' for guarantee, span in spans.items())
     head = "".join(f"<th>{html.escape(mode)}</th>" for _, mode in columns)
     return (
         f'<div class="scroll"><table><thead><tr><th></th><th></th>{top}</tr>'
         f"<tr><th>#</th><th>fault</th>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -219,7 +209,7 @@ def _box(cell: RecordedCell | None) -> str:
 
 def _cell(cell: RecordedCell) -> str:
     """The id is inside, so that a link from the grid opens it."""
-    fired = "".join(f"<li>fired: {html.escape(proof)}</li>" for proof in cell.end.get("fired", ()) if proof)
+    fired = "".join(f"<li>fired: {html.escape(proof)}</li>" for proof in cell.fired)
     notes = "".join(f"<li>{at:.1f} s: {html.escape(text)}</li>" for at, text in cell.notes)
     return (
         f"<details{' open' if cell.verdict in ('broken', 'missed', 'unknown') else ''}><summary>"
@@ -266,18 +256,14 @@ def _id(cell: RecordedCell) -> str:
     return html.escape(cell.name.replace("/", "-"))
 
 
-def _columns(cells: list[RecordedCell]) -> list[str]:
-    return list(dict.fromkeys(cell.column for cell in cells))
-
-
-def _faults(cells: list[RecordedCell], column: str = "") -> list[str]:
-    """In the table's order; ``place``: of that only."""
-    names = {cell.fault for cell in cells if column in ("", cell.column)}
+def _faults(cells: Iterable[RecordedCell]) -> list[str]:
+    """In the table's order."""
+    names = {cell.fault for cell in cells}
     return [name for name in FAULTS if name in names]
 
 
-def _find(cells: list[RecordedCell], column: str, fault: str, guarantee: str) -> RecordedCell | None:
-    return next((c for c in cells if (c.column, c.fault, c.guarantee) == (column, fault, guarantee)), None)
+def _versions(header: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in header.get("versions", {}).items())
 
 
 def _when(header: dict[str, Any]) -> str:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -48,7 +48,7 @@ REPLICATED_S = 60
 LIVE_S = 30
 
 Notify = Callable[[Cell, str], None]  # (cell, what it does)
-HARNESS_ERRORS = (AvowError, KafkaException, psycopg.Error, OSError, TimeoutError)
+HARNESS_ERRORS = (AvowError, KafkaException, psycopg.Error, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CellResult:
     cell: Cell
     verdict: CellVerdict
     why: str
-    seconds: float = 0
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,6 @@ class ProofContext:
     def note(self, cell: Cell, text: str) -> None:
         self.history.add("note", cell.name, text=text)
         self.notify(cell, text)
-
-    def record_verdict(
-        self, cell: Cell, verdict: CellVerdict, why: str, seconds: float = 0, observed: Observation | None = None
-    ) -> CellResult:
-        details: dict[str, Any] = asdict(observed) if observed else {}
-        result = {"verdict": verdict, "why": why, "seconds": round(seconds, 1), "seed": self.options.seed}
-        self.history.add("verdict", cell.name, **result, **details)
-        return CellResult(cell, verdict, why, seconds)
 
 
 class SharedAudit:
@@ -138,10 +130,10 @@ class CellRunner:
 
     def run(self, cell: Cell) -> CellResult:
         """One cell, to its verdict."""
-        started, proof = time.monotonic(), self._proof
-        steps = schedule(cell, proof.options.seed, proof.options.minutes)
-        replay = f"{cell.options(proof.options.seed)} --records {proof.options.records}"
-        replay += f" --minutes {proof.options.minutes:g}" if proof.options.minutes else ""
+        started, proof, options = time.monotonic(), self._proof, self._proof.options
+        steps = schedule(cell, options.seed, options.minutes)
+        replay = f"{cell.options(options.seed)} --records {options.records}"
+        replay += f" --minutes {options.minutes:g}" if options.minutes else ""
         proof.history.add("cell", cell.name, schedule=[asdict(step) for step in steps], replay=replay)
         scenario = self._scenario_for(cell)
         cell_run = CellRun(scenario, steps, proof)
@@ -152,38 +144,30 @@ class CellRunner:
         except CannotRun as error:
             verdict, why = CellVerdict.NOT_RUN, str(error)
         except HARNESS_ERRORS as error:
-            verdict, why = (
-                CellVerdict.UNKNOWN,
-                f"the harness failed: {str(error).strip() or type(error).__name__}",
-            )
+            verdict, why = CellVerdict.UNKNOWN, f"the harness failed: {str(error).strip() or type(error).__name__}"
         finally:
             cell_run.close()
         scenario.all_held &= verdict in (CellVerdict.HELD, CellVerdict.CAUGHT, CellVerdict.NOT_RUN)
         if not (verdict is CellVerdict.HELD and observed and reusable_after(cell, observed) and scenario.driver.alive):
             self.close()
-        return proof.record_verdict(cell, verdict, why, time.monotonic() - started, observed)
+        result = CellResult(cell, verdict, why, time.monotonic() - started)
+        line = {"verdict": verdict, "why": why, "seconds": round(result.seconds, 1), "seed": options.seed}
+        proof.history.add("verdict", cell.name, **line, **(asdict(observed) if observed else {}))
+        return result
 
     def _scenario_for(self, cell: Cell) -> Scenario:
-        def note(text: str) -> None:
-            self._proof.note(cell, text)
-
-        if (
-            self._scenario
-            and not cell.fault.alone
-            and self._scenario.cell.column == cell.column
-            and not self._scenario.used_up
-        ):
-            before = self._scenario.cell.name
-            self._scenario.begin_cell(cell, note)
+        proof, scenario = self._proof, self._scenario
+        note = partial(proof.note, cell)
+        if scenario and not cell.fault.alone and self.column == cell.column and not scenario.used_up:
+            before = scenario.cell.name
+            scenario.begin_cell(cell, note)
             note(f"reuses the pipeline of {before}")
-            return self._scenario
+            return scenario
         self.close()
         name = f"p-{cell.fault.name}-{uuid4().hex[:6]}"
-        folder = self._proof.folder / "cells" / name
+        folder = proof.folder / "cells" / name
         folder.mkdir(parents=True)
-        self._scenario = Scenario(
-            cell, self._proof.spec(cell), self._cluster, folder, name, self._proof.options.seed, note
-        )
+        self._scenario = Scenario(cell, proof.spec(cell), self._cluster, folder, name, proof.options.seed, note)
         return self._scenario
 
     def close(self) -> None:
@@ -208,9 +192,10 @@ class CellRun:
     def __init__(self, scenario: Scenario, steps: tuple[Step, ...], proof: ProofContext) -> None:
         self._scenario, self._cluster, self._cell = scenario, scenario.cluster, scenario.cell
         self._options, self._history, self._audit = proof.options, proof.history, proof.audit
+        self._note = scenario.note
         self._steps = steps
-        self._faults: list[Fault | None] = [
-            IMPLEMENTED[step.fault](scenario, step.seed, step.hold_s) if step.fault else None for step in steps
+        self._faults: list[Fault] = [
+            IMPLEMENTED[step.fault](scenario, step.seed, step.hold_s) for step in steps if step.fault
         ]
         self._sampling = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
@@ -224,25 +209,24 @@ class CellRun:
         drained, code = self._drain()
         self._end_sampling()
         # Again: some faults are proven only at the end.
-        fired = [fault.fired() or before for fault, before in zip(filter(None, self._faults), fired, strict=True)]
+        fired = [fault.fired() or before for fault, before in zip(self._faults, fired, strict=True)]
         return self._observe(tuple(fired), drained, code)
 
     def close(self) -> None:
         self._end_sampling()
-        for fault in filter(None, self._faults):
+        for fault in self._faults:
             fault.close()
 
     def _begin(self) -> None:
         """A load, a pipeline under it, and its first claim."""
-        scenario = self._scenario
-        faults = [fault for fault in self._faults if fault]
+        scenario, faults = self._scenario, self._faults
         for fault in faults:
             fault.prepare()
         fresh = not scenario.drivers
         if fresh:
             faults[0].make_topic(PARTITIONS)
             scenario.make_table()
-        scenario.workloads.append(self._workload(faults))
+        scenario.workloads.append(self._workload())
         # Several batches for the load, and few for a backlog.
         batch = max(2_000, *(fault.records_least // 4 for fault in faults))
         self._audit_file = scenario.write_files(batch=batch, declares=faults[0].declares)
@@ -261,7 +245,7 @@ class CellRun:
         scenario.require(begun, f"the pipeline claimed nothing within {START_S} s")
         self._note("first claims seen" if fresh else "new claims seen")
 
-    def _workload(self, faults: list[Fault]) -> Workload:
+    def _workload(self) -> Workload:
         scenario, before = self._scenario, self._scenario.workloads[-1:]
         return Workload(
             *(self._cluster.bootstrap, scenario.topic),
@@ -269,30 +253,33 @@ class CellRun:
             records=self._options.records,
             rate=int(self._options.rate * ENGINES[self._cell.engine].load),
             keyed=self._cell.mode != "append",
-            transactions=any(fault.transactions for fault in faults),
+            transactions=any(fault.transactions for fault in self._faults),
             first=before[0].next if before else 0,
             value=scenario.spec.value,
-            message=faults[0].message,
+            message=self._faults[0].message,
         )
 
     def _do_faults(self) -> list[str]:
         """Every step of the schedule. Gives the proof that each fault fired."""
-        proofs = []
-        for step, fault in zip(self._steps, self._faults, strict=True):
-            if fault is None:
-                self._scenario.sleep(step.quiet_s + step.hold_s)
+        proofs, faults = [], iter(self._faults)
+        for step in self._steps:
+            if step.fault:
+                proofs.append(self._step(step, next(faults)))
             else:
-                proofs.append(self._step(step, fault))
+                self._scenario.sleep(step.quiet_s + step.hold_s)
         return proofs
 
     def _step(self, step: Step, fault: Fault) -> str:
         """One fault, its heal, and the recovery. Gives the proof that it fired."""
         self._scenario.sleep(step.quiet_s)
         self._history.add("fault", self._cell.name, fault=step.fault)
-        self._scenario.note(f"fault: {step.fault}")
-        with fault:
+        self._note(f"fault: {step.fault}")
+        fault.inject()
+        try:
             fault.hold()
             self._history.add("heal", self._cell.name, fault=step.fault)
+        finally:
+            fault.heal()
         proof = fault.fired()
         self._note(f"{step.fault}: {proof or 'no proof that it fired'}")
         if not self._cell.fault.stop:
@@ -330,10 +317,8 @@ class CellRun:
             code = driver.wait(DRAIN_S)
             self._note(f"restarted, it ended with exit code {code}")
             return False, code
-        if (
-            scenario.wait_until(lambda: self._caught_up() or not scenario.driver.alive, RECOVER_S)
-            and scenario.driver.alive
-        ):
+        ended = scenario.wait_until(lambda: self._caught_up() or not scenario.driver.alive, RECOVER_S)
+        if ended and scenario.driver.alive:
             scenario.wait_for_handlers()
             self._note("caught up")
             return True, None
@@ -362,14 +347,11 @@ class CellRun:
             dead_letters=scenario.oracle.dead_letters(),
         )
         verdict, audited = self._audit.audit(self._audit_file, cluster.url) if self._cell.audited else ("", {})
-        counts, notes = (
-            dict(comparison.anomalies),
-            [f"{kind}: {numbers}" for kind, numbers in comparison.examples.items()],
-        )
+        counts = dict(comparison.anomalies)
+        notes = [f"{kind}: {numbers}" for kind, numbers in comparison.examples.items()]
         if scenario.spec.only_audit_counts:
             notes.append(scenario.spec.only_audit_counts)
-            for kind in ("lost", "duplicated"):
-                counts[kind] = audited.get(kind, 0)
+            counts |= {kind: audited.get(kind, 0) for kind in ("lost", "duplicated")}
         return Observation(
             fired=fired,
             check=counts,
@@ -381,7 +363,7 @@ class CellRun:
             kafka_lost=0 if stopped else len(acknowledged - set(log.values())),
             notes=tuple(notes),
             live=self._compare_live(),
-            violations=tuple(filter(None, (fault.violation() for fault in self._faults if fault))),
+            violations=tuple(filter(None, (fault.violation() for fault in self._faults))),
         )
 
     def _compare_live(self) -> dict[str, int]:
@@ -394,9 +376,6 @@ class CellRun:
         summary = ", ".join(f"{count:,} {kind}" for kind, count in anomalies.items()) or "each once and in order"
         self._note(f"a live reader of committed records, {len(committed):,} in the end: {summary}")
         return anomalies
-
-    def _note(self, text: str) -> None:
-        self._scenario.note(text)
 
     def _sample(self) -> None:
         """Records written over time, for the report's chart."""

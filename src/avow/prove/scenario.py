@@ -66,6 +66,7 @@ class Scenario:
     ) -> None:
         self.spec, self.cluster, self.folder, self.name = spec, cluster, folder, name
         self.topic = name
+        self.file = folder / "pipeline.toml"
         self._seed = seed  # decides what the faults leave open
         make = oracle_class(cell.sink) if cell.audited else GroupOracle
         self.oracle = make(cluster, folder, name, name.replace("-", "_"))
@@ -76,7 +77,11 @@ class Scenario:
         self.drivers: list[DriverProcess] = []
         self.all_held = True  # so far
         self.begin_cell(cell, note)
-        self._env: dict[str, str] = {}  # the newest driver's
+        engine = ENGINES[cell.engine]
+        self.plain = engine.plain  # the drivers are plain consumers
+        self.on_spark_cluster = engine.on_spark_cluster  # tasks run on executors, which are no children of the driver
+        self.shared = cell.engine in GROUP_MEMBERS  # drivers share the partitions; else one takes all from the others
+        self.driver_env: dict[str, str] = {}  # the newest driver's
         topic = self.oracle.output_topic
         self.live_reader = LiveReader(cluster.bootstrap, topic) if topic else None
 
@@ -89,21 +94,6 @@ class Scenario:
     def used_up(self) -> bool:
         """Whether another cell should have a pipeline of its own."""
         return len(self.workloads) >= self.oracle.cells_max
-
-    @property
-    def on_spark_cluster(self) -> bool:
-        """Whether tasks run on executors, which are no children of the driver."""
-        return ENGINES[self.cell.engine].on_spark_cluster
-
-    @property
-    def shared(self) -> bool:
-        """Whether several drivers share out the partitions, instead of one taking all from the others."""
-        return self.cell.engine in GROUP_MEMBERS
-
-    @property
-    def plain(self) -> bool:
-        """Whether the drivers are plain consumers."""
-        return ENGINES[self.cell.engine].plain
 
     @property
     def workload(self) -> Workload:
@@ -120,22 +110,15 @@ class Scenario:
         """The pipeline's own file, and one for the audit, which it gives: past the proxies, and never on the cluster
         that a fault affects. Plain consumers have no file, and are audited as the equivalent pipeline. ``declares``:
         sections that are added to both."""
-        master = {"master": self.cluster.spark_cluster().url} if self.on_spark_cluster else {}
-        names = (self.name, self.oracle)
+        audit, here = self.folder / "audit.toml", replace(self.cell, engine=SPARK_LOCAL[0])
+        files: list[tuple[Path, Cell, str, dict[str, str]]] = [(audit, here, self.cluster.bootstrap, {})]
         if not self.plain:
-            text = self.spec.text(
-                self.cell, *names, self.cluster.pipeline_brokers, batch, fast_start_java(), master, declares=declares
-            )
-            self.file.write_text(text, encoding="utf-8")
-        path = self.folder / "audit.toml"
-        here = replace(self.cell, engine=SPARK_LOCAL[0])
-        text = self.spec.text(here, *names, self.cluster.bootstrap, batch, fast_start_java(), declares=declares)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    @property
-    def file(self) -> Path:
-        return self.folder / "pipeline.toml"
+            master = {"master": self.cluster.spark_cluster().url} if self.on_spark_cluster else {}
+            files.append((self.file, self.cell, self.cluster.pipeline_brokers, master))
+        for path, cell, brokers, master in files:
+            text = self.spec.text(cell, self.name, self.oracle, brokers, batch, fast_start_java(), master, declares)
+            path.write_text(text, encoding="utf-8")
+        return audit
 
     @property
     def driver(self) -> DriverProcess:
@@ -143,29 +126,28 @@ class Scenario:
         return self.drivers[-1]
 
     def start(self, *options: str, env: Mapping[str, str] | None = None) -> DriverProcess:
-        log = self.folder / f"run-{len(self.drivers) + 1}.log"
-        environment = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
-        environment["SPARK_LOCAL_DIRS"] = str(self.spark_folder)
+        self.driver_env = {**(env or {}), "SPARK_LOCAL_DIRS": str(self.spark_folder)}
         command = ["run", str(self.file)]
         if self.plain:
-            environment[plain_consumer.TABLE] = self.oracle.table
+            self.driver_env[plain_consumer.TABLE] = self.oracle.table
             rng = random.Random(f"{self._seed}/{self.cell.name}/{len(self.drivers)}")
             kafka = ENGINES[self.cell.engine].source
             command = plain_consumer.command(self.cell.guarantee, self.topic, self.cluster.pipeline_brokers, kafka, rng)
-        self._env = environment
-        self.drivers.append(DriverProcess([*command, *options], log, environment))
-        shown = f": avow {' '.join([*command, *options])}" if self.plain else ""
+        command += options
+        self.drivers.append(self.launch(command, f"run-{len(self.drivers) + 1}", self.driver_env))
+        shown = f": avow {' '.join(command)}" if self.plain else ""
         self.note(f"driver {len(self.drivers)} started, pid {self.driver.pid}{shown}")
         return self.driver
+
+    def launch(self, command: list[str], name: str, env: Mapping[str, str] | None = None) -> DriverProcess:
+        """An avow command on the pipeline's side of the proxies. ``name``: of its log."""
+        env = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(self.temporary), **(env or {})}
+        return DriverProcess(command, self.folder / f"{name}.log", env)
 
     def make_table(self) -> None:
         """What a pipeline does by itself."""
         if self.plain:
             plain_consumer.make_table(self.cluster.url, self.oracle.table)
-
-    def driver_started_with(self, env: Mapping[str, str]) -> bool:
-        """Whether the newest driver was started with these settings."""
-        return env.items() <= self._env.items()
 
     def end(self) -> None:
         """End its processes and remove its topics; a table stays."""

@@ -25,7 +25,7 @@ class LoopbackServer(ABC):
 
     def start(self) -> Self:
         self._thread.start()
-        self._run(self._listen())
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", self.port))
         return self
 
     def stop(self) -> None:
@@ -39,9 +39,6 @@ class LoopbackServer(ABC):
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """In the loop's thread, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def _end(self) -> None:
         self._server.close()

@@ -102,8 +102,8 @@ class Workload:
             self._send(producer, count)
             producer.flush(FLUSH_S)
 
-    def _producer(self) -> Producer:
-        return Producer(self._settings, logger=metadata.QUIET)
+    def _producer(self, **more: str | int) -> Producer:
+        return Producer(self._settings | more, logger=metadata.QUIET)
 
     def _work(self) -> None:
         try:
@@ -142,16 +142,16 @@ class Workload:
             if "raw_headers" in overrides:
                 self._send_raw(number, key, partition, overrides["raw_headers"])
                 continue
-            headers = [(HEADER, str(number).encode()), *overrides.pop("headers", [])]
-            defaults: dict[str, Any] = {
+            record: dict[str, Any] = {
                 "value": self._value(number, key),
                 "key": str(key).encode(),
                 "partition": partition,
-                "headers": headers,
+                **overrides,
+                "headers": [(HEADER, str(number).encode()), *overrides.get("headers", [])],
             }
             while True:
                 try:
-                    producer.produce(self._topic, **defaults | overrides, on_delivery=partial(self._answered, number))
+                    producer.produce(self._topic, **record, on_delivery=partial(self._answered, number))
                     break
                 except BufferError:
                     producer.poll(TICK_S)
@@ -178,8 +178,7 @@ class Workload:
         """Each transaction is committed or aborted as a whole, and so is the fate of its records."""
         producer: Producer | None = None
         round_ = 0
-        settings = {
-            **self._settings,
+        settings: dict[str, str | int] = {
             "transactional.id": self.transactional_id,
             "transaction.timeout.ms": 60_000,
             "message.timeout.ms": 30_000,  # no longer than the transaction's, or librdkafka refuses
@@ -187,7 +186,7 @@ class Workload:
         while not self._done():
             fresh = producer is None
             if producer is None:
-                producer = Producer(settings, logger=metadata.QUIET)
+                producer = self._producer(**settings)
             try:
                 if fresh:
                     producer.init_transactions(FLUSH_S)
@@ -195,14 +194,14 @@ class Workload:
                 producer.begin_transaction()
                 numbers = self._send(producer, TRANSACTION_RECORDS)
                 producer.flush(FLUSH_S)
-                abort = round_ % 3 == 0
-                if abort:
+                if round_ % 3 == 0:
                     producer.abort_transaction(FLUSH_S)
                     self.aborted += 1
+                    fate = Fate.ABORTED
                 else:
                     producer.commit_transaction(FLUSH_S)
+                    fate = Fate.ACKNOWLEDGED
                 for number in numbers:
-                    fate = Fate.ABORTED if abort else Fate.ACKNOWLEDGED
                     self._sent[number] = self._sent[number]._replace(fate=fate)
             except KafkaException:
                 # Its records stay unknown until the log is read. A new producer aborts the open transaction.

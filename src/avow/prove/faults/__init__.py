@@ -1,8 +1,7 @@
 """The faults: each injects its failure, heals it, and proves that it happened.
 
-A fault is a context manager: entering injects it, leaving heals it. ``fired()`` returns the proof as a sentence, or an
-empty string if there is none; then the cell is unknown, because a fault that did not happen proves nothing. Random
-choices come from the fault's seed.
+A fault is injected, held and healed. ``fired()`` returns the proof as a sentence, or an empty string if there is none;
+then the cell is unknown, because a fault that did not happen proves nothing. Random choices come from the fault's seed.
 
 Owns: how faults are injected. Must not know: verdicts, or how the result is read back. Neighbours: ``cells`` (the table
 of faults by name), ``scenario`` (what faults are injected into).
@@ -15,13 +14,11 @@ from avow.prove.faults import (  # noqa: F401 - importing a module registers its
     canaries,
     database,
     disks,
-    lakes,
     network,
     processes,
     records,
-    spark_cluster,
+    spark,
     topics,
-    transactions,
 )
 from avow.prove.faults.base import IMPLEMENTED, CannotRun, Fault
 

@@ -10,8 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from avow.prove import failpoints
 from avow.prove.cells import FAULTS
@@ -33,8 +32,9 @@ class Fault(ABC):
     A class implements the row of the matrix that is spelled like it: ``KilledAfterClaim`` is "killed-after-claim"."""
 
     transactions: ClassVar[bool] = False  # whether the workload is to be in transactions
-    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # sections added to the pipeline file
+    declares: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # sections added to the pipeline file
     records_least: int = 0
+    proof: str = ""  # that it happened, as soon as that is known; where it must be worked out, ``fired`` does that
 
     def __init_subclass__(cls) -> None:
         name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__.removesuffix("Fault")).lower()
@@ -79,34 +79,21 @@ class Fault(ABC):
         """After the verdict: remove what the fault created."""
         return None
 
-    @abstractmethod
     def fired(self) -> str:
         """The proof that it happened, or nothing."""
+        return self.proof
 
     def violation(self) -> str:
         """A violation that neither check nor audit can see in the sink; empty if there was none."""
         return ""
-
-    def __enter__(self) -> Self:
-        self.inject()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.heal()
 
 
 class AtFailpoint(Fault):
     """A failpoint: the run kills or stops itself once, at a named point. The driver is started with it in its
     environment."""
 
-    @property
-    @abstractmethod
-    def point(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def who(self) -> str:
-        """The target, as ``prove.failpoints`` names it."""
+    point: str
+    who: str  # the target, as ``prove.failpoints`` names it
 
     def prepare(self) -> None:
         folder = Path(self.scenario.folder, f"failpoint-{self.rng.randrange(10**9)}").absolute()
@@ -116,7 +103,7 @@ class AtFailpoint(Fault):
 
     def inject(self) -> None:
         self._driver = self.scenario.driver
-        if not self.scenario.driver_started_with(self.env):  # the running driver has no failpoint
+        if not self.env.items() <= self.scenario.driver_env.items():  # the running driver has no failpoint
             self._driver.stop()
             self._driver = self.scenario.start(env=self.env)
         self.scenario.wait_until(lambda: bool(self.fired()) or not self._driver.alive, WAIT_S)

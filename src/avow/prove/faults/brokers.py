@@ -11,8 +11,8 @@ import psutil
 from avow.errors import SourceError
 from avow.kafka.admin import Admin
 from avow.kafka.connect import Connection
+from avow.kafka.metadata import Partition
 from avow.prove.faults.base import Fault
-from avow.prove.scenario import Scenario
 
 
 class BrokersKilled(Fault):
@@ -53,47 +53,76 @@ class BrokersKilled(Fault):
         return f"{names} died of SIGKILL; {self._aftermath}"
 
 
-class LeaderKilled(BrokersKilled):
+class _PartitionLeaderKilled(BrokersKilled):
+    """The leader of one partition: another broker must become that."""
+
+    @abstractmethod
+    def partition(self) -> Partition:
+        """The partition as it is now."""
+
+    @abstractmethod
+    def succession(self, broker: int) -> str:
+        """That the broker leads the partition."""
+
     def targets(self) -> list[int]:
-        self._partition = self.rng.choice(self.cluster.partitions(self.scenario.topic))
-        return [self._partition.leader]
+        return [self.partition().leader]
 
     def aftermath(self) -> str:
-        now = self.cluster.partitions(self.scenario.topic)[self._partition.partition].leader
-        return (
-            f"partition {self._partition.partition} is led by broker-{now}" if now not in (-1, *self._numbers) else ""
-        )
+        now = self.partition().leader
+        return "" if now in (-1, *self._numbers) else self.succession(now)
 
 
-class ControllerKilled(BrokersKilled):
+class LeaderKilled(_PartitionLeaderKilled):
     def targets(self) -> list[int]:
-        self._epoch, number = _controller(self.scenario)
-        return [number]
+        self._partition = self.rng.choice(self.cluster.partitions(self.scenario.topic)).partition
+        return super().targets()
 
-    def aftermath(self) -> str:
-        epoch, number = _controller(self.scenario)
-        return f"broker-{number} became the controller, epoch {epoch}" if epoch > self._epoch else ""
+    def partition(self) -> Partition:
+        return self.cluster.partitions(self.scenario.topic)[self._partition]
+
+    def succession(self, broker: int) -> str:
+        return f"partition {self._partition} is led by broker-{broker}"
 
 
-class CoordinatorKilled(BrokersKilled):
-    """The broker that keeps the account of the upstream producer's transactions, while they commit and abort."""
+class _CoordinatorKilled(_PartitionLeaderKilled):
+    """The coordinator of one producer's transactions."""
+
+    transactional_id: str
+
+    def partition(self) -> Partition:
+        states = self.cluster.partitions("__transaction_state")
+        return states[coordinating_partition(self.transactional_id, len(states))]
+
+
+class CoordinatorKilled(_CoordinatorKilled):
+    """Of the upstream producer's, while they commit and abort."""
 
     transactions = True
 
     def targets(self) -> list[int]:
         self._aborted = self.scenario.workload.aborted
-        states = self.cluster.partitions("__transaction_state")
-        self._partition = states[coordinating_partition(self.scenario.workload.transactional_id, len(states))]
-        return [self._partition.leader]
+        self.transactional_id = self.scenario.workload.transactional_id
+        return super().targets()
 
-    def aftermath(self) -> str:
-        now = self.cluster.partitions("__transaction_state")[self._partition.partition].leader
-        return f"broker-{now} coordinates in its place" if now not in (-1, *self._numbers) else ""
+    def succession(self, broker: int) -> str:
+        return f"broker-{broker} coordinates in its place"
 
     def fired(self) -> str:
         """Also: transactions really went on after it."""
         aborted = self.scenario.workload.aborted - self._aborted
         return f"{super().fired()}; {aborted} transactions were aborted since" if super().fired() and aborted else ""
+
+
+class SinkCoordinatorKilled(_CoordinatorKilled):
+    """Of the sink's for one input partition."""
+
+    def targets(self) -> list[int]:
+        partition = self.rng.choice(self.cluster.partitions(self.scenario.topic)).partition
+        self.transactional_id = f"{self.scenario.name}/{self.scenario.topic}/{partition}"
+        return super().targets()
+
+    def succession(self, broker: int) -> str:
+        return f"broker-{broker} coordinates {self.transactional_id}"
 
 
 def coordinating_partition(transactional_id: str, partitions: int) -> int:
@@ -106,16 +135,23 @@ def coordinating_partition(transactional_id: str, partitions: int) -> int:
     return (0 if signed == -(2**31) else abs(signed)) % partitions
 
 
-def _controller(scenario: Scenario) -> tuple[int, int]:
-    """(epoch, broker): from the logs. Under KRaft, Kafka's metadata names any broker as the controller."""
-    elections = [
-        (int(epoch), broker.number)
-        for broker in scenario.cluster.local.brokers()
-        for epoch in re.findall(
-            r"Becoming the active controller at epoch (\d+)", broker.log.read_text(errors="replace")
+class ControllerKilled(BrokersKilled):
+    def targets(self) -> list[int]:
+        self._epoch, number = self._newest()
+        return [number]
+
+    def aftermath(self) -> str:
+        epoch, number = self._newest()
+        return f"broker-{number} became the controller, epoch {epoch}" if epoch > self._epoch else ""
+
+    def _newest(self) -> tuple[int, int]:
+        """(epoch, broker): from the logs. Under KRaft, Kafka's metadata names any broker as the controller."""
+        became = re.compile(r"Becoming the active controller at epoch (\d+)")
+        return max(
+            (int(epoch), broker.number)
+            for broker in self.cluster.local.brokers()
+            for epoch in became.findall(broker.log.read_text(errors="replace"))
         )
-    ]
-    return max(elections)
 
 
 class AllBrokersKilled(BrokersKilled):
@@ -124,15 +160,14 @@ class AllBrokersKilled(BrokersKilled):
 
 
 class BrokerPaused(Fault):
-    _fenced = False
-
     def inject(self) -> None:
         self._number = self.rng.choice(self.cluster.partitions(self.scenario.topic)).leader
         self.cluster.broker(self._number).pause()
 
     def hold(self) -> None:
         super().hold()
-        self._fenced = self.scenario.wait_until(self._missing, 15)
+        if self.scenario.wait_until(self._missing, 15):
+            self.proof = f"broker-{self._number} missed its heartbeats and was fenced"
 
     def _missing(self) -> bool:
         with suppress(SourceError):
@@ -143,6 +178,3 @@ class BrokerPaused(Fault):
     def heal(self) -> None:
         self.cluster.broker(self._number).resume()
         self.cluster.local.start(f"broker-{self._number}")
-
-    def fired(self) -> str:
-        return f"broker-{self._number} missed its heartbeats and was fenced" if self._fenced else ""

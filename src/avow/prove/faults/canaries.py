@@ -7,7 +7,6 @@ from typing import ClassVar
 from avow.prove import failpoints
 from avow.prove.faults.base import Fault
 from avow.prove.faults.processes import KilledAfterClaim
-from avow.prove.scenario import Scenario
 
 
 class CanarySwapped(KilledAfterClaim):
@@ -21,12 +20,9 @@ class CanarySwapped(KilledAfterClaim):
 class _CanarySink(Fault):
     sabotage: ClassVar[str]
 
-    def __init__(self, scenario: Scenario, seed: int, hold_s: float) -> None:
-        super().__init__(scenario, seed, hold_s)
-        self._every = 1_000 if scenario.plain else 10_000  # a handler takes one record at a time
-        self.records_least = self._every * 12 // 5  # one of them in each of two partitions
-
     def prepare(self) -> None:
+        self._every = 1_000 if self.scenario.plain else 10_000  # a handler takes one record at a time
+        self.records_least = self._every * 12 // 5  # one of them in each of two partitions
         self.env = {failpoints.CANARY: f"{self.sabotage}:{self._every}"}
 
     def inject(self) -> None:

@@ -19,18 +19,16 @@ from avow.prove.proxy import LostReply, Proxy
 
 class PostgresKilled(Fault):
     def inject(self) -> None:
-        self._pid = self.cluster.postgres.pid
+        pid = self.cluster.postgres.pid
         self.end()
-        self._gone = bool(self._pid) and not psutil.pid_exists(self._pid or 0)
+        if pid and not psutil.pid_exists(pid):
+            self.proof = f"PostgreSQL, pid {pid}, was gone"
 
     def end(self) -> None:
         self.cluster.postgres.kill()
 
     def heal(self) -> None:
         self.cluster.local.start("postgres")
-
-    def fired(self) -> str:
-        return f"PostgreSQL, pid {self._pid}, was gone" if self._gone else ""
 
 
 class PostgresImmediate(PostgresKilled):
@@ -45,8 +43,6 @@ class PostgresImmediate(PostgresKilled):
 
 class FailoverLostCommits(Fault):
     """A standby that has not received the last commits: a copy of the database from a moment earlier."""
-
-    _lost = 0
 
     def inject(self) -> None:
         scenario, postgres = self.scenario, self.cluster.postgres
@@ -67,7 +63,9 @@ class FailoverLostCommits(Fault):
         with psycopg.connect(self.cluster.url) as connection:
             query = "SELECT coalesce(sum(position), 0) FROM avow.ledger WHERE pipeline = %s"
             row = connection.execute(query, [scenario.name]).fetchone()
-        self._lost = claimed - int(row[0] if row else 0)
+        lost = claimed - int(row[0] if row else 0)
+        if lost > 0:
+            self.proof = f"the server that took over had not received the claims of {lost} offsets"
 
     def _own(self, folder: Path) -> None:
         owner = self.cluster.postgres.identity()
@@ -78,11 +76,6 @@ class FailoverLostCommits(Fault):
     def violation(self) -> str:
         code = self._driver.code
         return "" if code in (None, 0) else f"the run ended with exit code {code} instead of continuing from the ledger"
-
-    def fired(self) -> str:
-        return (
-            f"the server that took over had not received the claims of {self._lost} offsets" if self._lost > 0 else ""
-        )
 
 
 class BehindAPooler(Fault):
@@ -122,19 +115,20 @@ class BehindAPooler(Fault):
 
 
 class PostgresCut(NetworkFault):
+    needs = ("cut",)
+    evidence = "{cut} connections to PostgreSQL cut, {refused} new ones refused"
+
     def proxies(self) -> list[Proxy]:
         return [self.cluster.database]
 
     def apply(self) -> None:
         self.cluster.database.cut()
 
-    def fired(self) -> str:
-        cut = self.counted("cut")
-        return f"{cut} connections to PostgreSQL cut, {self.counted('refused')} new ones refused" if cut else ""
-
 
 class CommitReplyLost(ReplyLost):
     """PostgreSQL commits rows, and its answer never arrives: the task cannot know."""
+
+    evidence = "{lost_replies} replies to COMMIT were dropped before they reached the task"
 
     def proxies(self) -> list[Proxy]:
         return [self.cluster.database]
@@ -146,7 +140,3 @@ class CommitReplyLost(ReplyLost):
         if self.scenario.plain and not self.scenario.cell.audited:
             lost = LostReply(rows, rows, b"INSERT 0 1\0", times=2)  # autocommitted before the server answers
         self.cluster.database.lose_replies(lost)
-
-    def fired(self) -> str:
-        lost = self.counted("lost_replies")
-        return f"{lost} replies to COMMIT were dropped before they reached the task" if lost else ""

@@ -26,6 +26,9 @@ def _times_full(log: Path, since: int) -> int:
 class _SmallDisk(Fault):
     """A small tmpfs, filled to the last byte while the fault holds."""
 
+    notice_s: float = 30
+    _disk: Path | None = None
+
     def mount(self, folder: Path, owner: str | None = None, size_mb: int = SIZE_MB) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         options = f"size={size_mb}m"
@@ -38,7 +41,7 @@ class _SmallDisk(Fault):
             raise CannotRun(f"cannot mount a tmpfs: {error}") from error
         if done.returncode:
             raise CannotRun(f"cannot mount a tmpfs: {done.stderr.strip()}")
-        self._disk: Path | None = folder
+        self._disk = folder
 
     def fill(self, folder: Path) -> None:
         self._ballast = folder / "ballast"
@@ -46,11 +49,18 @@ class _SmallDisk(Fault):
             while file.write(b"\0" * 4096):
                 pass
 
+    def noticed(self) -> bool:
+        return bool(self.fired())
+
+    def hold(self) -> None:
+        self.scenario.wait_until(self.noticed, self.notice_s)
+        super().hold()
+
     def heal(self) -> None:
         self._ballast.unlink(missing_ok=True)
 
-    def unmount(self) -> None:
-        if getattr(self, "_disk", None):
+    def close(self) -> None:
+        if self._disk:
             subprocess.run(["umount", "-l", str(self._disk)], capture_output=True, check=False)
             self._disk = None
 
@@ -84,10 +94,6 @@ class DiskFullDatabase(_SmallDisk):
         )
         self.fill(self._folder)
 
-    def hold(self) -> None:
-        self.scenario.wait_until(lambda: bool(self.fired()), 30)
-        super().hold()
-
     def fired(self) -> str:
         count = _times_full(self.cluster.postgres.log, self._log_size)
         return f'PostgreSQL logged "{FULL}" {count} times' if count else ""
@@ -95,12 +101,14 @@ class DiskFullDatabase(_SmallDisk):
     def close(self) -> None:
         with suppress(Exception):
             self._execute(f'ALTER TABLE "{self._table}" SET TABLESPACE pg_default', f"DROP TABLESPACE {self._space}")
-        self.unmount()
+        super().close()
 
 
 class DiskFullBroker(_SmallDisk):
     """A broker's whole data is on a small disk. Kafka cannot go on without its only folder: the broker ends itself, and
     is started again when there is room. The disk is made before the load begins, and taken away after the verdict."""
+
+    notice_s = WAIT_S  # Kafka writes rarely where nobody reads or writes
 
     def prepare(self) -> None:
         self._number = self.rng.choice([broker.number for broker in self.cluster.local.brokers()])
@@ -132,11 +140,6 @@ class DiskFullBroker(_SmallDisk):
         self._log_size = broker.log.stat().st_size
         self.fill(broker.data)
 
-    def hold(self) -> None:
-        """Until Kafka has noticed: it writes rarely where nobody reads or writes."""
-        self.scenario.wait_until(lambda: bool(self.fired()), WAIT_S)
-        super().hold()
-
     def heal(self) -> None:
         super().heal()
         self.cluster.broker(self._number).kill()  # it may hang half dead
@@ -147,10 +150,10 @@ class DiskFullBroker(_SmallDisk):
         return f'broker-{self._number} logged "{FULL}" {count} times' if count else ""
 
     def close(self) -> None:
-        if getattr(self, "_disk", None):
+        if self._disk:
             data, aside = self._stopped()
             _copy(data, aside)
-            self.unmount()
+            super().close()
             data.rmdir()
             aside.rename(data)
             self._started()
@@ -167,25 +170,18 @@ class DiskFullLake(_SmallDisk):
 
     size_mb = 64  # every commit leaves files, and Iceberg's grow
 
-    @property
-    def place(self) -> Path:
+    def prepare(self) -> None:
         folder = self.scenario.oracle.files
         assert folder is not None, "it concerns sinks that have their files here"
-        return folder
-
-    def prepare(self) -> None:
-        self.mount(self.place, size_mb=self.size_mb)
+        self.mount(folder, size_mb=self.size_mb)
+        self._folder = folder
 
     def inject(self) -> None:
         self._driver = self.scenario.driver
-        self.fill(self.place)
+        self.fill(self._folder)
 
-    def hold(self) -> None:
-        self.scenario.wait_until(lambda: bool(self.fired()) or not self._driver.alive, 30)
-        super().hold()
+    def noticed(self) -> bool:
+        return super().noticed() or not self._driver.alive
 
     def fired(self) -> str:
         return f'the run logged "{FULL}"' if self._driver.logged(FULL) else ""
-
-    def close(self) -> None:
-        self.unmount()

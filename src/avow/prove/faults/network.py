@@ -1,25 +1,35 @@
-"""The network: what proxies do between the pipeline and the brokers, and between brokers."""
+"""The network: what proxies do between the pipeline and its servers, and between brokers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections import Counter
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import asdict
+from typing import ClassVar
 
 from avow.errors import SourceError
 from avow.prove.faults.base import Fault
-from avow.prove.proxy import Direction, Proxy, ProxyCounts
+from avow.prove.proxy import Direction, LostReply, Proxy
+
+# The header that every record to an output topic carries. Requests of these pipelines are not compressed.
+IN_REQUEST = b"avow-origin"
 
 
 class NetworkFault(Fault):
-    """Something that proxies do. ``fired`` looks at what they counted."""
+    """Something that proxies do, and count."""
+
+    needs: ClassVar[tuple[str, ...]]  # what they must have counted, by the names in ``ProxyCounts``
+    evidence: ClassVar[str]  # the proof, with the counts to be filled in
 
     def proxies(self) -> list[Proxy]:
         return list(self.cluster.clients.values())
 
-    def total_counts(self) -> ProxyCounts:
-        return _sum(proxy.counts for proxy in self.proxies())
+    def total_counts(self) -> Counter[str]:
+        total = Counter[str]()
+        for proxy in self.proxies():
+            total.update(asdict(proxy.counts))
+        return total
 
     def inject(self) -> None:
         self._before = self.total_counts()
@@ -30,55 +40,61 @@ class NetworkFault(Fault):
         """Do it."""
 
     def heal(self) -> None:
-        self._after = self.total_counts()
+        self.counts = self.total_counts()
+        self.counts.subtract(self._before)
         for proxy in self.proxies():
             proxy.heal()
 
-    def counted(self, count: str) -> int:
-        return int(getattr(self._after, count) - getattr(self._before, count))
-
-
-def _sum(counts: Iterable[ProxyCounts]) -> ProxyCounts:
-    columns = zip(*(astuple(count) for count in counts), strict=True)
-    return ProxyCounts(*(sum(column) for column in columns))
+    def fired(self) -> str:
+        return self.evidence.format_map(self.counts) if all(self.counts[name] for name in self.needs) else ""
 
 
 class CutFromBrokers(NetworkFault):
+    needs = ("cut", "refused")
+    evidence = "{cut} connections to brokers cut, {refused} new ones refused"
+
     def apply(self) -> None:
         for proxy in self.proxies():
             proxy.cut()
 
-    def fired(self) -> str:
-        cut, refused = self.counted("cut"), self.counted("refused")
-        return f"{cut} connections to brokers cut, {refused} new ones refused" if cut and refused else ""
-
 
 class BrokersOneWay(NetworkFault):
+    needs = ("held_bytes",)
+    evidence = "{held_bytes:,} bytes of the brokers' responses were held back"
+
     def apply(self) -> None:
         for proxy in self.proxies():
             proxy.hold(Direction.DOWN)
 
-    def fired(self) -> str:
-        held = self.counted("held_bytes")
-        return f"{held:,} bytes of the brokers' responses were held back" if held else ""
-
 
 class BrokersSlow(NetworkFault):
+    needs = ("delayed",)
+    evidence = "{delayed:,} chunks were delayed by 200 ms"
+
     def apply(self) -> None:
         for proxy in self.proxies():
             proxy.delay(0.2)
-
-    def fired(self) -> str:
-        return f"{self.counted('delayed'):,} chunks were delayed by 200 ms" if self.counted("delayed") else ""
 
 
 class ReplyLost(NetworkFault):
     """A server handles a request, and its answer is lost: the client cannot know the outcome."""
 
+    needs = ("lost_replies",)
+
     def hold(self) -> None:
-        before = self._before.lost_replies
-        self.scenario.wait_until(lambda: self.total_counts().lost_replies > before, 30)
+        before = self._before["lost_replies"]
+        self.scenario.wait_until(lambda: self.total_counts()["lost_replies"] > before, 30)
         super().hold()
+
+
+class ProduceReplyLost(ReplyLost):
+    """A broker takes records, and its answer never arrives: the producer cannot know."""
+
+    evidence = "{lost_replies} produce acknowledgements were dropped before they reached the task"
+
+    def apply(self) -> None:
+        for proxy in self.proxies():
+            proxy.lose_replies(LostReply(IN_REQUEST, IN_REQUEST, self.scenario.oracle.table.encode(), times=2))
 
 
 class _BrokersApart(NetworkFault):
@@ -108,7 +124,7 @@ class _BrokersApart(NetworkFault):
         )
 
     def fired(self) -> str:
-        cut = self.counted("cut") + self.counted("refused")
+        cut = self.counts["cut"] + self.counts["refused"]
         return f"{cut} connections cut or refused; {self._shrank}" if cut and self._shrank else ""
 
 

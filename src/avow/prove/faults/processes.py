@@ -1,19 +1,20 @@
-"""The driver and the processes that it started: killed at a named point or at random, doubled, made a zombie."""
+"""The driver: killed or stopped at a named point, killed at random, doubled, made a zombie."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from signal import SIGKILL
+import re
+from signal import SIGCONT, SIGKILL
 from typing import ClassVar
 
-import psutil
-
 from avow.guarantee import Guarantee
-from avow.prove.driver_process import DriverProcess, kill_process
+from avow.prove.driver_process import DriverProcess, signal, stopped
 from avow.prove.faults.base import WAIT_S, AtFailpoint, Fault
-from avow.prove.faults.spark_cluster import killed_executors
+from avow.prove.faults.spark import killed_executors
 from avow.prove.scenario import Scenario
 from avow.sinks import SINKS
+
+# What a coordinator logs when it aborts a transaction.
+ROLLED_BACK = r"rollback of ongoing transaction for transactionalId ({}/\S+) due to timeout"
 
 SHARED_S = 5  # for one that woke among others to do what it had begun
 
@@ -21,51 +22,45 @@ SHARED_S = 5  # for one that woke among others to do what it had begun
 class KilledAt(AtFailpoint):
     """kill -9 of the run by itself, at a named point between its acts; on a cluster, of the executor that was there."""
 
-    act: ClassVar[str]
-
-    @property
-    def point(self) -> str:
-        # In one atomic act there is no point between the two: the nearest is right after its COMMIT.
-        return "after-claim-write" if self.scenario.cell.guarantee is Guarantee.EXACTLY_ONCE else f"after-{self.act}"
-
-    @property
-    def in_executor(self) -> bool:
-        """On a cluster, unless the acts are the driver's."""
-        return self.scenario.on_spark_cluster and not SINKS[self.scenario.cell.sink].commits_per_batch
-
-    @property
-    def who(self) -> str:
-        return "executor" if self.in_executor else "run"
+    in_task: ClassVar[bool] = False  # the point is in a task, also where the acts are the driver's
 
     def prepare(self) -> None:
+        acts_in_task = not SINKS[self.scenario.cell.sink].commits_per_batch
+        self._in_executor = self.scenario.on_spark_cluster and (acts_in_task or self.in_task)
+        self.who = "executor" if self._in_executor else "run"
         super().prepare()
-        self._killed_before = killed_executors(self.cluster.spark_cluster()) if self.in_executor else 0
+        self._killed_before = killed_executors(self.cluster.spark_cluster()) if self._in_executor else 0
 
     def fired(self) -> str:
         if not self.hit:
             return ""
-        if self.in_executor:
+        if self._in_executor:
             killed = killed_executors(self.cluster.spark_cluster()) - self._killed_before
             return f"an executor died of SIGKILL at {self.point}, by its worker's log" if killed else ""
         return f"pid {self._driver.pid} died of SIGKILL at {self.point}" if self._driver.code == -SIGKILL else ""
 
 
-class KilledAfterClaim(KilledAt):
+class _KilledAfter(KilledAt):
+    act: ClassVar[str]
+
+    def prepare(self) -> None:
+        # In one atomic act there is no point between the two: the nearest is right after its COMMIT.
+        one_act = self.scenario.cell.guarantee is Guarantee.EXACTLY_ONCE
+        self.point = "after-claim-write" if one_act else f"after-{self.act}"
+        super().prepare()
+
+
+class KilledAfterClaim(_KilledAfter):
     act = "claim"
 
 
-class KilledAfterWrite(KilledAt):
+class KilledAfterWrite(_KilledAfter):
     act = "write"
 
 
 class KilledInMidWrite(KilledAt):
-    """In the middle of a task, also where the driver commits."""
-
     point = "mid-write"
-
-    @property
-    def in_executor(self) -> bool:
-        return self.scenario.on_spark_cluster
+    in_task = True
 
 
 class KilledBeforeCommit(KilledAt):
@@ -74,24 +69,61 @@ class KilledBeforeCommit(KilledAt):
     point = "staged"
 
 
+class LakeCommitUnknown(AtFailpoint):
+    """A lake's table has the commit, and the driver gets an error in place of the answer."""
+
+    point = "commit-unknown"
+    who = "answer"
+
+    def fired(self) -> str:
+        return f"a commit of pid {self._driver.pid} succeeded, and its answer was lost" if self.hit else ""
+
+
+class TransactionTimesOut(AtFailpoint):
+    """A worker is stopped in mid-write until Kafka has aborted its transaction; then it continues."""
+
+    point = "mid-write"
+    who = "stop"
+
+    def prepare(self) -> None:
+        super().prepare()
+        # Log lines from before belong to other transactions.
+        self._said = {broker: broker.log.stat().st_size for broker in self.cluster.local.brokers()}
+
+    def fired(self) -> str:
+        """The coordinator's log line, and which process was stopped at the time."""
+        if not self.proof:
+            paused = [process.pid for process in self._driver.process_tree() if stopped(process.pid)]
+            for broker, before in self._said.items():
+                log = broker.log.read_bytes()[before:].decode(errors="replace")
+                match = re.search(ROLLED_BACK.format(re.escape(self.scenario.name)), log)
+                if paused and match:
+                    self.proof = (
+                        f"{broker.name} aborted the transaction of {match[1]} for its time-out, while its worker, pid "
+                        f"{paused[0]}, was stopped in mid-write"
+                    )
+        return self.proof
+
+    def heal(self) -> None:
+        signal(self._driver.process_tree(), SIGCONT)
+
+
 class KilledAtRandom(Fault):
     """The driver with all it started, or the Python driver alone: then its JVM and tasks live on for a moment."""
 
     def inject(self) -> None:
-        self._driver = self.scenario.driver
-        self._alone = self.rng.random() < 0.5
-        if self._alone:
-            self._driver.kill_driver_only()
+        driver = self.scenario.driver
+        if self.rng.random() < 0.5:
+            driver.kill_driver_only()
+            killed = "alone"
         else:
-            self._driver.kill()
+            driver.kill()
+            killed = "and all its child processes"
+        if driver.code == -SIGKILL:
+            self.proof = f"driver {driver.pid} {killed} died of SIGKILL"
 
     def hold(self) -> None:
         """None: the sooner the next driver starts, the more of the last may still be alive."""
-
-    def fired(self) -> str:
-        if self._driver.code != -SIGKILL:
-            return ""
-        return f"driver {self._driver.pid} {'alone' if self._alone else 'and all its child processes'} died of SIGKILL"
 
 
 def begun(driver: DriverProcess) -> bool:
@@ -109,28 +141,24 @@ def end(driver: DriverProcess, scenario: Scenario) -> None:
 class GroupRebalance(Fault):
     """Another member joins, partitions move to it, and one of the two is killed in the middle of what it does."""
 
-    _shared, _killed, _went_on = False, 0, False
-
     def inject(self) -> None:
         first, second = self.scenario.driver, self.scenario.start()
         self.scenario.wait_until(lambda: begun(second) or not (first.alive and second.alive), WAIT_S)
         self._shared = first.alive and begun(second)
         self.scenario.wait_for_claims(self.scenario.claimed())
-        victim, survivor = self.rng.sample([first, second], 2)
-        victim.kill()
-        self._killed = victim.pid if victim.code == -SIGKILL else 0
-        self._other = survivor
+        self._victim, self._other = self.rng.sample([first, second], 2)
+        self._victim.kill()
 
     def heal(self) -> None:
         """The other alone goes on: it is the pipeline's driver from now on."""
         self.scenario.drivers.remove(self._other)
         self.scenario.drivers.append(self._other)
-        self._went_on = self.scenario.wait_for_claims(self.scenario.claimed())
-
-    def fired(self) -> str:
-        if not (self._shared and self._killed and self._went_on):
-            return ""
-        return f"two members shared the partitions, pid {self._killed} died of SIGKILL, pid {self._other.pid} continued"
+        went_on = self.scenario.wait_for_claims(self.scenario.claimed())
+        if self._shared and self._victim.code == -SIGKILL and went_on:
+            self.proof = (
+                f"two members shared the partitions, pid {self._victim.pid} died of SIGKILL, "
+                f"pid {self._other.pid} continued"
+            )
 
 
 class Zombie(Fault):
@@ -196,39 +224,3 @@ class ThreeDrivers(TwoDrivers):
 
     def fired(self) -> str:
         return f"{super().fired()}{self._killed}" if super().fired() and self._killed else ""
-
-
-class _ProcessKilled(Fault):
-    """kill -9 of one process that the driver started."""
-
-    what: ClassVar[str]
-    _killed: int | None = None  # the pid, once it is gone
-
-    @abstractmethod
-    def victims(self) -> list[psutil.Process]:
-        """The processes to choose from."""
-
-    def inject(self) -> None:
-        self.scenario.wait_until(lambda: bool(self.victims()) or not self.scenario.driver.alive, WAIT_S)
-        victims = self.victims()
-        if victims:
-            victim = self.rng.choice(sorted(victims, key=lambda process: process.pid))
-            self._killed = victim.pid if kill_process(victim) else None
-
-    def fired(self) -> str:
-        return f"pid {self._killed} of the driver's {self.what} died of SIGKILL" if self._killed else ""
-
-
-class WorkerKilled(_ProcessKilled):
-    what = "Python workers"
-
-    def victims(self) -> list[psutil.Process]:
-        return self.scenario.driver.workers()
-
-
-class JvmKilled(_ProcessKilled):
-    what = "processes, the JVM,"
-
-    def victims(self) -> list[psutil.Process]:
-        jvm = self.scenario.driver.jvm()
-        return [jvm] if jvm else []

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
-from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from avow.prove import failpoints
 from avow.prove.check import SCHEMA, checksum, value
@@ -21,7 +20,7 @@ from avow.prove.driver_process import DriverProcess
 from avow.prove.faults.base import WAIT_S, CannotRun, Fault
 from avow.prove.workload_spec import NumberedRecords
 
-ANY_SHARE = MappingProxyType({"dead_letters": MappingProxyType({"max_share": 1.0})})
+ANY_SHARE = {"dead_letters": {"max_share": 1.0}}
 REDRIVE_S = 120
 
 
@@ -42,13 +41,12 @@ class _Redriving(_OwnRecords):
     """One record in 25 is bad at first, and good for a redrive."""
 
     # A lake takes one commit at a time, and a redrive's is long: beside a run that commits twice a second none gets in.
-    declares = MappingProxyType({**ANY_SHARE, "batch": MappingProxyType({"interval": "2s"})})
+    declares: ClassVar = {**ANY_SHARE, "batch": {"interval": "2s"}}
     dead_least = 20
-    _redrives: list[DriverProcess]
 
     def prepare(self) -> None:
         super().prepare()
-        self._redrives = []
+        self._redrives: list[DriverProcess] = []
         self._killed = self._done = 0
 
     def message(self, number: int, key: int) -> dict[str, Any]:
@@ -62,10 +60,9 @@ class _Redriving(_OwnRecords):
             text = source.read_text(encoding="utf-8")
             target.write_text(text.replace('"format" = "json"', '"format" = "json", "unknown_fields" = "ignore"'))
 
-    def start(self, env: Mapping[str, str] = MappingProxyType({})) -> DriverProcess:
-        log = self.scenario.folder / f"redrive-{len(self._redrives) + 1}.log"
-        env = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(self.scenario.temporary), **env}
-        self._redrives.append(DriverProcess(["dead-letters", "redrive", str(self._file), "--json"], log, env))
+    def start(self, env: Mapping[str, str] | None = None) -> DriverProcess:
+        command = ["dead-letters", "redrive", str(self._file), "--json"]
+        self._redrives.append(self.scenario.launch(command, f"redrive-{len(self._redrives) + 1}", env))
         return self._redrives[-1]
 
     def finish(self, redrive: DriverProcess) -> None:
@@ -92,12 +89,10 @@ class _Redriving(_OwnRecords):
         self._killed += redrive.code == -SIGKILL
 
     def until_dead(self) -> None:
-        self.scenario.wait_until(
-            lambda: len(self.dead_letters()) >= self.dead_least or not self.scenario.driver.alive, WAIT_S
+        scenario = self.scenario
+        scenario.wait_until(
+            lambda: len(scenario.oracle.dead_letters()) >= self.dead_least or not scenario.driver.alive, WAIT_S
         )
-
-    def dead_letters(self) -> list[tuple[int, int]]:
-        return self.scenario.oracle.dead_letters()
 
     def close(self) -> None:
         for redrive in self._redrives:
@@ -220,19 +215,16 @@ POISON: tuple[Callable[[int, int], dict[str, Any]], ...] = (
 class PoisonRecords(_OwnRecords):
     """Each must end as the row that it is, or as a dead letter; and the run goes on."""
 
-    declares = MappingProxyType(
-        {**ANY_SHARE, "decode": MappingProxyType({"schema": f"{SCHEMA}, amount decimal(12,2)"})}
-    )
+    declares: ClassVar = {**ANY_SHARE, "decode": {"schema": f"{SCHEMA}, amount decimal(12,2)"}}
     every = 29
 
     def make_topic(self, partitions: int) -> None:
         # Else the broker refuses timestamps of more than an hour from now.
-        self.cluster.make_topic(self.scenario.topic, partitions, message_timestamp_after_max_ms=str(2**63 - 1))
+        config = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+        self.cluster.admin().create_topic(self.scenario.topic, partitions, config=config)
 
     def message(self, number: int, key: int) -> dict[str, Any]:
-        if number % self.every:
-            return {}
-        return POISON[number // self.every % len(POISON)](number, key)
+        return {} if number % self.every else POISON[number // self.every % len(POISON)](number, key)
 
     def inject(self) -> None:
         """The workload does it. Enough for each kind to come several times."""
@@ -240,18 +232,11 @@ class PoisonRecords(_OwnRecords):
         self.scenario.workload.burst(self.every * len(POISON) * 4)
 
     def violation(self) -> str:
-        return (
-            ""
-            if self._driver.code in (None, 0)
-            else f"the run ended with exit code {self._driver.code} because of a record"
-        )
+        code = self._driver.code
+        return "" if code in (None, 0) else f"the run ended with exit code {code} because of a record"
 
     def fired(self) -> str:
-        poisonous = sum(
-            1 for record in self.scenario.workload.sent() if record.number % self.every == 0 and record.offset >= 0
-        )
-        return (
-            f"{poisonous} of the records in the log are of {len(POISON)} poisonous kinds"
-            if poisonous > len(POISON)
-            else ""
-        )
+        poisonous = sum(sent.number % self.every == 0 and sent.offset >= 0 for sent in self.scenario.workload.sent())
+        if poisonous <= len(POISON):
+            return ""
+        return f"{poisonous} of the records in the log are of {len(POISON)} poisonous kinds"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
-from types import MappingProxyType
+from typing import ClassVar
 
 from avow.errors import SourceError
 from avow.guarantee import Guarantee
-from avow.kafka.metadata import TopicPartition
+from avow.kafka.metadata import Partition, TopicPartition
 from avow.prove.check import read_places
-from avow.prove.driver_process import DriverProcess
 from avow.prove.faults.base import WAIT_S, Fault
 from avow.prove.workload import Workload
 
 
 class Retention(Fault):
-    _passed = ""
-
     def inject(self) -> None:
         self.scenario.driver.stop()
         self.scenario.workload.stop()
@@ -28,18 +26,13 @@ class Retention(Fault):
             {TopicPartition(self.scenario.topic, n): to for n, to in goals.items()}
         )
         earliest = {tp.partition: low for tp, low in deleted.items()}
-        passed = [n for n, low in earliest.items() if low > positions.get(n, 0)]
-        if passed:
-            n = passed[0]
-            self._passed = f"partition {n} begins at {earliest[n]}, and the position is {positions.get(n, 0)}"
-
-    def fired(self) -> str:
-        return self._passed
+        for n, low in earliest.items():
+            if low > positions.get(n, 0):
+                self.proof = f"partition {n} begins at {low}, and the position is {positions.get(n, 0)}"
+                break
 
 
 class TopicRecreatedFault(Fault):
-    _outgrown = ""
-
     def inject(self) -> None:
         self.scenario.driver.stop()
         self.recreate()
@@ -49,10 +42,9 @@ class TopicRecreatedFault(Fault):
         scenario.workload.stop()
         before = self.cluster.ends(scenario.topic)
         self.cluster.admin().delete_topic(scenario.topic)
-        scenario.wait_until(lambda: self._made_again(len(before)), 60)
+        scenario.wait_until(lambda: self.cluster.make_topic(scenario.topic, len(before)), 60)
         # Numbers that the first life never had: one of them in the table would be a phantom. They are spread evenly,
         # which those of a topic that goes through several faults are not.
-        count = (max(before.values()) + 100) * len(before)
         workload = Workload(
             *(self.cluster.bootstrap, scenario.topic),
             partitions=len(before),
@@ -61,18 +53,12 @@ class TopicRecreatedFault(Fault):
             first=100_000_000,
             value=scenario.spec.value,
         )
-        workload.burst(count)
+        workload.burst((max(before.values()) + 100) * len(before))
         after = self.cluster.ends(scenario.topic)
         if all(after[n] > before[n] for n in before):
-            self._outgrown = (
+            self.proof = (
                 f"the recreated topic ends at {sum(after.values())}, the old one ended at {sum(before.values())}"
             )
-
-    def _made_again(self, partitions: int) -> bool:
-        return self.cluster.make_topic(self.scenario.topic, partitions)
-
-    def fired(self) -> str:
-        return self._outgrown
 
 
 class TopicRecreatedLive(TopicRecreatedFault):
@@ -89,7 +75,7 @@ class TopicRecreatedLive(TopicRecreatedFault):
 class OutputRecreatedLive(Fault):
     """The topic that a run writes to. What it held is gone, and a run that went on would hide that."""
 
-    _made = _now = ""
+    _now = ""
 
     def inject(self) -> None:
         scenario, output = self.scenario, self.scenario.oracle.table
@@ -101,7 +87,7 @@ class OutputRecreatedLive(Fault):
         self.cluster.admin().delete_topic(output)
         scenario.wait_until(lambda: self._made_again(output, len(before), was), 60)
         if self._now:
-            self._made = f"the output held {sum(before.values())} offsets as topic id {was}, and now has id {self._now}"
+            self.proof = f"the output held {sum(before.values())} offsets as topic id {was}, and now has id {self._now}"
         scenario.wait_until(lambda: not driver.alive, WAIT_S)
 
     def _made_again(self, output: str, partitions: int, was: str) -> bool:
@@ -116,9 +102,6 @@ class OutputRecreatedLive(Fault):
             return str(described.topic_id) if described is not None else ""
         return ""
 
-    def fired(self) -> str:
-        return self._made
-
     def violation(self) -> str:
         """Under the weaker guarantees one batch may be written, outside of any transaction, before the run stops."""
         if self.scenario.cell.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -129,8 +112,6 @@ class OutputRecreatedLive(Fault):
 
 class LogTruncatedFault(Fault):
     """An unclean leader election: the only replica left is one that missed records which were claimed."""
-
-    _cut = ""
 
     def make_topic(self, partitions: int) -> None:
         self._stale, self._leader = self.rng.sample([1, 2, 3], 2)
@@ -144,7 +125,7 @@ class LogTruncatedFault(Fault):
     def inject(self) -> None:
         scenario, cluster = self.scenario, self.cluster
         cluster.broker(self._stale).kill()
-        scenario.wait_until(lambda: self._alone(self._leader), 40)
+        scenario.wait_until(lambda: self._all(lambda partition: partition.in_sync == (self._leader,)), 40)
         before = cluster.ends(scenario.topic)
         moved = sum(before.values()) + 200
         scenario.wait_until(lambda: scenario.claimed() > moved, WAIT_S)
@@ -153,26 +134,19 @@ class LogTruncatedFault(Fault):
         scenario.driver.stop()
         cluster.broker(self._leader).kill()
         cluster.local.start(f"broker-{self._stale}")
-        scenario.wait_until(lambda: self._led_by(self._stale), 60)
+        scenario.wait_until(lambda: self._all(lambda partition: partition.leader == self._stale), 60)
         cluster.local.up()
         positions, ends = scenario.oracle.positions(), cluster.ends(scenario.topic)
-        short = [n for n, end in ends.items() if end < positions.get(n, 0)]
-        if short:
-            n = short[0]
-            self._cut = f"partition {n} ends at {ends[n]}, and the position is {positions[n]}"
+        for n, end in ends.items():
+            if end < positions.get(n, 0):
+                self.proof = f"partition {n} ends at {end}, and the position is {positions[n]}"
+                break
 
-    def _alone(self, number: int) -> bool:
+    def _all(self, met: Callable[[Partition], bool]) -> bool:
+        """Whether every partition is as required; False while no broker answers."""
         with suppress(SourceError):
-            return all(p.in_sync == (number,) for p in self.cluster.partitions(self.scenario.topic))
+            return all(map(met, self.cluster.partitions(self.scenario.topic)))
         return False
-
-    def _led_by(self, number: int) -> bool:
-        with suppress(SourceError):
-            return all(p.leader == number for p in self.cluster.partitions(self.scenario.topic))
-        return False
-
-    def fired(self) -> str:
-        return self._cut
 
 
 class PartitionsAdded(Fault):
@@ -195,13 +169,12 @@ class PartitionsAdded(Fault):
 class PartitionAddedBetweenRuns(PartitionsAdded):
     """Under ``start = "latest"`` that partition's records are not of the time before the pipeline, and must come."""
 
-    declares = MappingProxyType({"source": MappingProxyType({"start": "latest"})})
+    declares: ClassVar = {"source": {"start": "latest"}}
 
     def before_load(self) -> None:
-        code = self.scenario.start("--once").wait(WAIT_S)
-        self.scenario.require(
-            code == 0, f"the run on the empty topic ended with {code}: {self.scenario.driver.last_error()}"
-        )
+        driver = self.scenario.start("--once")
+        code = driver.wait(WAIT_S)
+        self.scenario.require(code == 0, f"the run on the empty topic ended with {code}: {driver.last_error()}")
 
     def inject(self) -> None:
         self.scenario.driver.stop()
@@ -218,7 +191,6 @@ class PartitionAddedBetweenRuns(PartitionsAdded):
 class RefusedStart(Fault):
     """The same pipeline with one more topic, whose declared start is outside its log."""
 
-    _code: int | None = None
     _went_on = False
 
     def inject(self) -> None:
@@ -227,15 +199,13 @@ class RefusedStart(Fault):
         text = scenario.file.read_text(encoding="utf-8")
         topics = json.dumps([scenario.topic, second_topic])
         start = f'"topics" = {topics}, "start" = {{"{second_topic}" = {{"0" = 1000000}}}}'
-        self._file = scenario.folder / "refused.toml"
-        self._file.write_text(text.replace(f'"topics" = ["{scenario.topic}"]', start))
+        file = scenario.folder / "refused.toml"
+        file.write_text(text.replace(f'"topics" = ["{scenario.topic}"]', start))
         self._driver = scenario.driver
-        log = scenario.folder / "refused.log"
-        env = {"DATABASE_URL": self.cluster.pipeline_url, "TMPDIR": str(scenario.temporary)}
-        refused = DriverProcess(["run", str(self._file)], log, env)
+        refused = scenario.launch(["run", str(file)], "refused")
         try:
-            self._code = refused.wait(WAIT_S)
-            self._why = refused.last_error()
+            if code := refused.wait(WAIT_S):
+                self.proof = f"a second start was refused with exit code {code} ({refused.last_error()})"
         finally:
             refused.end()
 
@@ -248,13 +218,9 @@ class RefusedStart(Fault):
         with suppress(SourceError):
             self.cluster.drop_topic(f"{self.scenario.topic}-more")
 
-    def fired(self) -> str:
-        return f"a second start was refused with exit code {self._code} ({self._why})" if self._code else ""
-
     def violation(self) -> str:
-        return (
-            "" if self._went_on else f"the healthy run ended with exit code {self._driver.code} after a refused start"
-        )
+        code = self._driver.code
+        return "" if self._went_on else f"the healthy run ended with exit code {code} after a refused start"
 
 
 class UpstreamAborts(Fault):

@@ -5,6 +5,7 @@ Owns: their interface. Must not know: any one sink.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Oracle(ABC):
 
     def __init__(self, cluster: OracleEnvironment, folder: Path, pipeline: str, table: str) -> None:
         self.cluster, self.folder, self.pipeline, self.table = cluster, folder.absolute(), pipeline, table
+        self._lock = threading.Lock()  # of a client that is kept for asking about progress
 
     @abstractmethod
     def sink_config(self) -> dict[str, Any]:

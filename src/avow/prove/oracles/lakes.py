@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -24,7 +23,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from sqlalchemy.exc import SQLAlchemyError
 
 from avow.errors import LocalError
-from avow.prove.oracles.base import OracleEnvironment, TableOracle
+from avow.prove.oracles.base import TableOracle
 
 DEAD_LETTERS = "_dead_letters"
 T = TypeVar("T")
@@ -33,17 +32,13 @@ T = TypeVar("T")
 class LakeOracle(TableOracle):
     cells_max = 8  # every batch leaves a version and files, and each judge opens them all
 
-    def __init__(self, cluster: OracleEnvironment, folder: Path, pipeline: str, table: str) -> None:
-        super().__init__(cluster, folder, pipeline, table)
-        self.place = self.folder / "lake"
-        self._lock = threading.Lock()
-        self._known: tuple[int, dict[int, int]] = (0, {})  # the newest run and the positions, as last seen
-        self._claiming = 0  # the run
-        self._opened = (0, 0)  # the newest run, and what was claimed when it was first seen
+    _known: tuple[int, dict[int, int]] = (0, {})  # the newest run and the positions, as last seen
+    _claiming = 0  # the run
+    _opened = (0, 0)  # the newest run, and what was claimed when it was first seen
 
     @property
     def files(self) -> Path:
-        return self.place
+        return self.folder / "lake"
 
     @abstractmethod
     def _read_ledger(self) -> tuple[int, dict[int, int]] | None:
@@ -89,7 +84,7 @@ class DeltaOracle(LakeOracle):
         return {"path": self._path(), "options": {}}
 
     def _path(self, suffix: str = "") -> str:
-        return f"{self.place / self.table}{suffix}"
+        return f"{self.files / self.table}{suffix}"
 
     def _try_read(self, question: Callable[[DeltaTable], T]) -> T | None:
         """Of the newest version; None while there is no table, or none that can be read."""
@@ -129,11 +124,11 @@ class DeltaOracle(LakeOracle):
 
 class IcebergOracle(LakeOracle):
     def sink_config(self) -> dict[str, Any]:
-        return {"table": f"lake.{self.table}", "catalog": {"warehouse": str(self.place)}}
+        return {"table": f"lake.{self.table}", "catalog": {"warehouse": str(self.files)}}
 
     @property
     def _catalog(self) -> Path:
-        return self.place / "catalog.db"
+        return self.files / "catalog.db"
 
     def _metadata(self) -> dict[str, Any]:
         """The newest; empty while there is no table."""
@@ -147,14 +142,10 @@ class IcebergOracle(LakeOracle):
 
     def count(self) -> int | None:
         metadata = self._metadata()
-        if not metadata:
-            return None
-        current = (
-            snapshot
-            for snapshot in metadata.get("snapshots", ())
-            if snapshot["snapshot-id"] == metadata["current-snapshot-id"]
-        )
-        return sum(int(snapshot["summary"]["total-records"]) for snapshot in current)
+        for snapshot in metadata.get("snapshots", ()):
+            if snapshot["snapshot-id"] == metadata["current-snapshot-id"]:
+                return int(snapshot["summary"]["total-records"])
+        return 0 if metadata else None
 
     def _read_ledger(self) -> tuple[int, dict[int, int]] | None:
         """The ledger is a property of the table, as JSON."""
@@ -167,7 +158,7 @@ class IcebergOracle(LakeOracle):
     def _columns(self, suffix: str, columns: Sequence[str]) -> pa.Table | None:
         if not self._catalog.exists():
             return None
-        location = {"uri": f"sqlite:///{self._catalog}", "warehouse": f"file://{self.place}"}
+        location = {"uri": f"sqlite:///{self._catalog}", "warehouse": f"file://{self.files}"}
         with closing(SqlCatalog("default", **location, init_catalog_tables="false")) as catalog:
             try:
                 table = catalog.load_table(f"lake.{self.table}{suffix}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ from avow.prove.oracles.base import OracleEnvironment, SqlOracle
 
 class PostgresOracle(SqlOracle):
     prefix = "avow."
-
-    def __init__(self, cluster: OracleEnvironment, folder: Path, pipeline: str, table: str) -> None:
-        super().__init__(cluster, folder, pipeline, table)
-        self._connection: psycopg.Connection | None = None
-        self._lock = threading.Lock()
+    _connection: psycopg.Connection | None = None
 
     def sink_config(self) -> dict[str, Any]:
         return {"url": "${env:DATABASE_URL}", "table": self.table}
