@@ -15,11 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from avow import plugins
 from avow.engines.session import JAVA_SHORT
-from avow.errors import LocalError
+from avow.errors import LocalError, SourceError
 from avow.guarantee import Guarantee
 from avow.local import spark
 from avow.prove import plain_consumer
@@ -159,7 +157,7 @@ class Scenario:
         if self.live_reader is not None:
             self.live_reader.stop()
         # Every topic makes a broker's next start longer. It may be gone, or the brokers may be away.
-        with suppress(KafkaException):
+        with suppress(SourceError):
             self.cluster.drop_topic(self.topic)
 
     # How far it is.

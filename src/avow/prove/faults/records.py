@@ -45,9 +45,9 @@ class _Redriving(_OwnRecords):
     dead_least = 20
 
     def prepare(self) -> None:
-        super().prepare()
         self._redrives: list[DriverProcess] = []
         self._killed = self._done = 0
+        super().prepare()
 
     def message(self, number: int, key: int) -> dict[str, Any]:
         return undeclared_field(number, key) if number % 25 == 7 else {}

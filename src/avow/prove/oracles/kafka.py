@@ -10,6 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Message
 
+from avow.errors import SourceError
 from avow.prove.check import Row, read_messages
 from avow.prove.oracles.base import Oracle, OracleEnvironment
 
@@ -63,7 +64,7 @@ class KafkaOracle(Oracle):
 
     def close(self) -> None:
         for topic in (self.table, self._dead_letter_topic):
-            with suppress(KafkaException):
+            with suppress(SourceError):
                 self.cluster.drop_topic(topic)
 
 

@@ -43,8 +43,10 @@ from avow.sinks.kafka import start_records
 from avow.sinks.kafka.clients import PATIENCE_S, KafkaClients
 from avow.sinks.kafka.config import config_of, dead_letter_topic
 from avow.sinks.kafka.driver import KafkaDriver
-from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, RecordMapper, output_topics, read_origin
+from avow.sinks.kafka.messages import ORIGIN, REDRIVEN, Messages, RecordMapper, output_topics
 
+# As ``read_origin`` reads it, of many at once. No topic has another name, and no number is longer.
+ORIGIN_PATTERN = r"^(?P<partition>[A-Za-z0-9._-]+/[0-9]{1,9})/(?P<offset>[0-9]{1,18})$"
 SHORT_BYTES = 40
 SPILL_ROWS = 50_000
 COLUMNS = ("topic", "key", "value", "headers", "timestamp")
@@ -52,6 +54,7 @@ _TYPES = (pa.string(), pa.binary(), pa.binary(), pa.string(), pa.int64())
 _SCHEMA = pa.schema(
     [("offset", pa.int64()), ("place", pa.int32()), ("redriven", pa.bool_()), *zip(COLUMNS, _TYPES, strict=True)]
 )
+_WAITING = pa.schema([("origin", pa.binary()), ("stamped", pa.bool_()), *list(_SCHEMA)[1:]])
 UNMARKED = TopicPartition("", 0)  # where records stand that do not say which one they came from
 
 
@@ -217,13 +220,19 @@ class KafkaAuditReader(AuditReader):
         messages = self._mapper.messages(due)
         columns = [
             pa.array(messages.topic_list(), pa.string()),
-            pa.array([_short(key) for key in messages.keys.to_pylist()], pa.binary()),
-            pa.array([_short(value) for value in messages.values.to_pylist()], pa.binary()),
-            pa.array([_spelled(headers, marked=self._sink.origin) for headers in messages.header_lists()], pa.string()),
+            _shortened(messages.keys),
+            _shortened(messages.values),
+            self._spelled_headers(messages),
             pa.array(messages.timestamps_ms, mask=messages.timestamps_ms == 0),
             due.column(self._offset),
         ]
         return pa.RecordBatch.from_arrays(columns, names=[*COLUMNS, self._offset])
+
+    def _spelled_headers(self, messages: Messages) -> pa.Array:
+        if not messages.has_headers:  # but ours, which are left out
+            return pa.repeat("", len(messages.headers))
+        marked = self._sink.origin
+        return pa.array([_spelled(headers, marked=marked) for headers in messages.header_lists()], pa.string())
 
     def comparable(self, due: pa.RecordBatch, stored: pa.RecordBatch) -> pa.RecordBatch:
         """A record without a timestamp got the producer's: whatever that is, it is right."""
@@ -328,6 +337,14 @@ def _short(value: bytes | None) -> bytes | None:
     return hashlib.blake2b(value, digest_size=SHORT_BYTES).digest()
 
 
+def _shortened(values: pa.Array) -> pa.Array:
+    """The same of a column."""
+    longest = pc.max(pc.binary_length(values)).as_py() or 0
+    if longest <= SHORT_BYTES:
+        return values.cast(pa.binary())
+    return pa.array([_short(value) for value in values.to_pylist()], pa.binary())
+
+
 def _spelled(headers: Sequence[tuple[str, bytes | str | None]], *, marked: bool) -> str:
     """Headers in one spelling, ours left out. Where records are ``marked`` the last of its name is ours; others came
     with the record."""
@@ -366,7 +383,7 @@ class _SpillWriter:
     def __init__(self, folder: Path, *, marked: bool) -> None:
         self._folder = folder
         self._marked = marked
-        self._rows: defaultdict[TopicPartition, list[tuple[Any, ...]]] = defaultdict(list)
+        self._waiting: list[tuple[Any, ...]] = []  # rows of ``_WAITING``
         self._files: dict[TopicPartition, tuple[str, Any, pa.ipc.RecordBatchStreamWriter]] = {}
         self._counts: defaultdict[TopicPartition, int] = defaultdict(int)
         self._foreign = 0
@@ -374,37 +391,49 @@ class _SpillWriter:
 
     def add(self, record: client.Message, place: int) -> None:
         headers = headers_of(record)
-        tp, offset = UNMARKED, 0
-        if self._marked:
-            header = next((value for name, value in reversed(headers) if name == ORIGIN), None)
-            origin = read_origin(header) if header is not None else None
-            if origin is None:
-                self._foreign += 1
-                return
-            tp, offset = TopicPartition(*origin[:2]), origin[2]
-        key, value = _bytes(record.key()), _bytes(record.value())
-        redriven = any(name == REDRIVEN for name, _ in headers)
+        origin = next((value for name, value in reversed(headers) if name == ORIGIN), None) if self._marked else None
+        # Most have this header and no other: nothing else is looked at then.
+        alone = origin is not None and len(headers) == 1
+        redriven = not alone and any(name == REDRIVEN for name, _ in headers)
+        spelled = "" if alone else _spelled(headers, marked=self._marked)
         kind, stamp = record.timestamp()
-        self._stamped += kind == client.TIMESTAMP_LOG_APPEND_TIME
-        rows = self._rows[tp]
-        spelled = _spelled(headers, marked=self._marked)
-        rows.append((offset, place, redriven, record.topic(), _short(key), _short(value), spelled, stamp))
-        self._counts[tp] += 1
-        if len(rows) >= SPILL_ROWS:
-            self._write(tp)
+        stamped = kind == client.TIMESTAMP_LOG_APPEND_TIME
+        key, value = _short(_bytes(record.key())), _short(_bytes(record.value()))
+        self._waiting.append((origin, stamped, place, redriven, record.topic(), key, value, spelled, stamp))
+        if len(self._waiting) >= SPILL_ROWS:
+            self._write()
 
-    def _write(self, tp: TopicPartition) -> None:
+    def _write(self) -> None:
+        """What waits into the files of the partitions it came from."""
+        columns = [list(column) for column in zip(*self._waiting, strict=True)] or [[] for _ in _WAITING]
+        rows = pa.RecordBatch.from_arrays(list(map(pa.array, columns, _WAITING.types)), schema=_WAITING)
+        self._waiting = []
+        if not self._marked:
+            offsets = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+            self._append(UNMARKED, rows, offsets)
+            return
+        origins = pc.extract_regex(rows.column("origin"), ORIGIN_PATTERN)
+        self._foreign += origins.null_count
+        rows, origins = rows.filter(origins.is_valid()), origins.drop_null()
+        offsets = pc.struct_field(origins, "offset").cast(pa.string()).cast(pa.int64())
+        partitions = pc.struct_field(origins, "partition").dictionary_encode()
+        for number, text in enumerate(partitions.dictionary.to_pylist()):
+            topic, _, partition = text.decode().partition("/")
+            ours = pc.equal(partitions.indices, number)
+            self._append(TopicPartition(topic, int(partition)), rows.filter(ours), offsets.filter(ours))
+
+    def _append(self, tp: TopicPartition, rows: pa.RecordBatch, offsets: pa.Int64Array) -> None:
         if tp not in self._files:
             name = f"{len(self._files)}.arrow"
             file = pa.OSFile(str(self._folder / name), "wb")
             self._files[tp] = (name, file, pa.ipc.new_stream(file, _SCHEMA))
-        columns = zip(*self._rows.pop(tp), strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
-        self._files[tp][2].write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+        self._counts[tp] += rows.num_rows
+        self._stamped += rows.column("stamped").true_count
+        stored = pa.RecordBatch.from_arrays([offsets, *rows.columns[2:]], schema=_SCHEMA)
+        self._files[tp][2].write_batch(stored)
 
     def close(self, dead_letters: dict[str, list[int]]) -> None:
-        for tp in list(self._rows):
-            self._write(tp)
+        self._write()
         for _, file, writer in self._files.values():
             writer.close()
             file.close()
