@@ -27,8 +27,8 @@ def catalog_settings(value: Any) -> dict[str, str]:
 
 
 class IcebergConfig(LakeConfig):
-    reserved_columns: ClassVar[frozenset[str]] = frozenset(
-        {"__avow_deleted", "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
+    reserved_columns: ClassVar[frozenset[str]] = LakeConfig.reserved_columns | frozenset(
+        {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
     )
 
     kind: Literal["iceberg"] = Field(description='"iceberg"')

@@ -63,7 +63,9 @@ def _or_none(value: object) -> str | None:
 
 
 class LakeConfig(SinkConfig):
-    reserved_columns: ClassVar[frozenset[str]] = frozenset({"__avow_deleted"})
+    reserved_columns: ClassVar[frozenset[str]] = frozenset(  # put beside a table's own while keys are matched
+        {"__avow_deleted", "__avow_number", "__avow_row", "__avow_change"}
+    )
     default_interval: ClassVar[timedelta] = timedelta(seconds=1)  # every batch makes files and a commit
 
     partition_by: Annotated[PartitionBy | None, PlainValidator(parse_partition_by), PlainSerializer(_or_none)] = Field(
