@@ -35,8 +35,8 @@ from bench.records import PARTITIONS
 
 EXACTLY, LEAST = (f"avow {word}" for word in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE))
 SPARK, TUNED = "Spark's Kafka sink", "Spark's Kafka sink, tuned"
-# What exactly-once is to reach, as a multiple of each other contender's records/s. Beside the tuned one: no target.
-TARGETS = {SPARK: 1.0, LEAST: 0.9, TUNED: 0.0}
+# What exactly-once is to reach, as a multiple of each other contender's records/s.
+TARGETS = {SPARK: 1.0, LEAST: 0.98, TUNED: 1.5}
 TUNING = {"compression.type": "lz4", "linger.ms": "20", "batch.size": "1000000"}
 SLOT_S = 0.1  # records that came within it count as one commit
 
@@ -139,9 +139,11 @@ def compare(rig: Rig, options: Options, console: Console) -> list[Round]:
     return measure.take_turns(options.rounds, turns, console)
 
 
-def ratios(rounds: list[Round], against: str) -> list[float]:
+def ratios(rounds: list[Round], against: str, *, warm: bool = False) -> list[float]:
+    """By records/s, of all or after the first batch."""
     pairs = [(each[EXACTLY], each[against]) for each in rounds]
-    return [a.drain.rows_per_s / b.drain.rows_per_s for a, b in pairs if not a.problem and not b.problem]
+    spans = [(a.warm, b.warm) if warm else (a.drain, b.drain) for a, b in pairs if not a.problem and not b.problem]
+    return [a.rows_per_s / b.rows_per_s for a, b in spans if a and b]
 
 
 def speed_table(rounds: list[Round]) -> Table:
@@ -171,10 +173,12 @@ def ratio_table(rounds: list[Round]) -> Table:
     for title in ("against", "ratio", "each round", "to reach", ""):
         table.add_column(title)
     for against, target in TARGETS.items():
-        found = ratios(rounds, against)
-        verdict = measure.verdict(found, target)
-        middle = f"{median(found):.2f}" if found else "-"
-        table.add_row(against, middle, ", ".join(f"{r:.2f}" for r in found), f"{target:g}", verdict if target else "")
+        for warm in (False, True):
+            found = ratios(rounds, against, warm=warm)
+            middle = f"{median(found):.2f}" if found else "-"
+            each = ", ".join(f"{ratio:.2f}" for ratio in found)
+            name = "… after batch 1" if warm else against
+            table.add_row(name, middle, each, f"{target:g}", measure.verdict(found, target))
     return table
 
 

@@ -170,6 +170,7 @@ def scan(
     reached its end. ``left`` holds what is still read: who has enough of a partition removes it. The consumer must
     report ends of partitions. Raises ``KafkaException``."""
     starts = {tp: spans[tp][0] or client.OFFSET_BEGINNING for tp in left}
+    by_place = {(tp.topic, tp.partition): tp for tp in left}
     consumer.assign([client.TopicPartition(tp.topic, tp.partition, start) for tp, start in starts.items()])
     try:
         while left and proceed():
@@ -179,8 +180,8 @@ def scan(
                     if of_the_group(error):
                         continue
                     raise KafkaException(error)
-                tp = TopicPartition(message.topic() or "", message.partition() or 0)
-                if tp not in left:
+                tp = by_place.get((message.topic() or "", message.partition() or 0))
+                if tp is None or tp not in left:
                     continue
                 end = spans[tp][1]
                 if error is None and offset < end:

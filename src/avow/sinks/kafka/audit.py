@@ -136,9 +136,9 @@ class KafkaAuditReader(AuditReader):
     def _filled(self, folder: Path, ends: dict[str, dict[int, int]]) -> _Spill:
         dead_letters, writer = self._dead_letter_offsets(), _SpillWriter(folder, marked=self._sink.origin)
         partitions = {TopicPartition(topic, n): end for topic, parts in ends.items() for n, end in parts.items()}
-        places = {tp: number for number, tp in enumerate(partitions)}
+        places = {(tp.topic, tp.partition): number for number, tp in enumerate(partitions)}
         for record in self._clients.records_between({}, partitions):
-            writer.add(record, places[TopicPartition(record.topic() or "", record.partition() or 0)])
+            writer.add(record, places[record.topic() or "", record.partition() or 0])
         writer.close(dead_letters)
         return _Spill(folder)
 
@@ -391,9 +391,13 @@ class _SpillWriter:
 
     def add(self, record: client.Message, place: int) -> None:
         headers = headers_of(record)
-        origin = next((value for name, value in reversed(headers) if name == ORIGIN), None) if self._marked else None
         # Most have this header and no other: nothing else is looked at then.
-        alone = origin is not None and len(headers) == 1
+        alone = self._marked and len(headers) == 1 and headers[0][0] == ORIGIN
+        if alone:
+            origin = headers[0][1]
+        else:
+            last = (value for name, value in reversed(headers) if name == ORIGIN)
+            origin = next(last, None) if self._marked else None
         redriven = not alone and any(name == REDRIVEN for name, _ in headers)
         spelled = "" if alone else _spelled(headers, marked=self._marked)
         kind, stamp = record.timestamp()
