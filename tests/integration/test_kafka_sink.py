@@ -199,6 +199,29 @@ def test_a_kept_producer_that_was_fenced_is_noticed_at_once(stage: Make) -> None
         worker.close()
 
 
+def test_workers_that_take_turns_do_not_wait_for_one_another(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Spark any worker may have a partition's next range. They do wait for whoever has claimed nothing yet."""
+    s = stage()
+    s.produce(values(60))
+    pipeline = s.pipeline()
+    run = s.started(pipeline)
+    turn, pauses = 0, list[int]()
+    monkeypatch.setattr(kafka_clients, "give_way", lambda: pauses.append(turn))
+    workers = [kafka_clients.KafkaClients(pipeline) for _ in range(2)]
+    for turn in range(4):
+        planned = OffsetRange(s.source, 0, turn * 10, turn * 10 + 10)
+        delivered(pipeline, run, planned, KafkaTask(pipeline, run, workers[turn % 2]))
+    assert pauses == []
+    workers[0].new_producer(log.TopicPartition(s.source, 0))  # as a redrive does, that is not done
+    for turn in range(4, 6):
+        planned = OffsetRange(s.source, 0, turn * 10, turn * 10 + 10)
+        delivered(pipeline, run, planned, KafkaTask(pipeline, run, workers[1]))
+    assert pauses == [4]
+    assert origins(s.out()) == list(range(60))
+    for worker in workers:
+        worker.close()
+
+
 def test_the_producers_of_a_dozen_partitions_are_kept(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     s = stage(partitions=12)
     pipeline = s.pipeline()

@@ -130,6 +130,11 @@ def limits_of(partitions: int, config: Mapping[str, str]) -> TopicLimits:
     )
 
 
+def give_way() -> None:
+    """Leave a partition's id to whoever has taken it, for a while."""
+    time.sleep(FENCED_PAUSE_S)
+
+
 class KafkaClients:
     """One process's clients of one pipeline."""
 
@@ -217,12 +222,18 @@ class KafkaClients:
                 # dead, so will the others.
                 if error.args[0].code() == KafkaError._TIMED_OUT:
                     self.discard_all()
-                if is_fenced(error):
-                    time.sleep(FENCED_PAUSE_S)
+                if is_fenced(error) and not self._moved_on(tp, stored.last):
+                    give_way()
         new = self.new_producer(tp)
         with self.connection.translate_errors(f"begin a transaction for {tp}"):
             new.client.begin_transaction()
         return new
+
+    def _moved_on(self, tp: TopicPartition, last: StoredEntry) -> bool:
+        """Whether whoever took the id has claimed with it. That was another worker of the run, which is done with it:
+        on Spark they take turns. A redrive claims nothing, and may have more to do."""
+        now, _ = self.positions(PATIENCE_S, [tp], stable=False)
+        return tp in now and now[tp].entry.position > last.entry.position
 
     def discard(self, tp: TopicPartition) -> None:
         """Throw a producer away: it failed, or another one has taken its place."""

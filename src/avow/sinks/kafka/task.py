@@ -27,7 +27,7 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import DeadLetter, LedgerUpdate, RowChanges, Selection, TaskSink, Written, refuse_whole
 from avow.sinks.kafka import clients as kafka_clients
 from avow.sinks.kafka import dead_letters as dead
-from avow.sinks.kafka.clients import FENCED_PAUSE_S, PATIENCE_S, KafkaClients, PartitionProducer, expect, is_fenced
+from avow.sinks.kafka.clients import PATIENCE_S, KafkaClients, PartitionProducer, expect, give_way, is_fenced
 from avow.sinks.kafka.config import config_of, dead_letter_topic
 from avow.sinks.kafka.entries import StoredEntry
 from avow.sinks.kafka.messages import RecordMapper, output_topics, refuse_unfit
@@ -129,7 +129,7 @@ class KafkaTask(TaskSink):
             )
         if is_fenced(error):
             if not self._redriving:
-                time.sleep(FENCED_PAUSE_S)  # the next attempt takes the id back
+                give_way()  # the next attempt takes the id back
             return PositionMoved(
                 f"the producer of {self._tp} was fenced: a run of the pipeline, or a redrive, has taken its "
                 "transactional.id",
