@@ -10,7 +10,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,7 @@ from tests.kafka_stage import Read, Stage, as_read, delivered, read
 
 from avow.audit.auditor import _Audit
 from avow.engines.redrive import redrive
-from avow.errors import ConfigError, PositionBehind, SinkError, Superseded, TopicRecreated
+from avow.errors import ConfigError, PositionBehind, PositionMoved, SinkError, Superseded, TopicRecreated
 from avow.kafka import admin as kafka_admin
 from avow.kafka import log, metadata
 from avow.kafka.admin import Admin
@@ -200,7 +201,7 @@ def test_a_kept_producer_that_was_fenced_is_noticed_at_once(stage: Make) -> None
 
 
 def test_workers_that_take_turns_do_not_wait_for_one_another(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Spark any worker may have a partition's next range. They do wait for whoever has claimed nothing yet."""
+    """On Spark any worker may have a partition's next range. A producer that has claimed nothing is waited for."""
     s = stage()
     s.produce(values(60))
     pipeline = s.pipeline()
@@ -218,6 +219,41 @@ def test_workers_that_take_turns_do_not_wait_for_one_another(stage: Make, monkey
         delivered(pipeline, run, planned, KafkaTask(pipeline, run, workers[1]))
     assert pauses == [4]
     assert origins(s.out()) == list(range(60))
+    for worker in workers:
+        worker.close()
+
+
+@pytest.mark.long
+def test_a_redrive_gets_through_beside_workers_that_take_turns(stage: Make) -> None:
+    """They deliver without a pause, and fence the redrive as often as it has fenced them."""
+    s = stage()
+    given = [json.dumps({"id": n}).encode() for n in range(3_000)]
+    for bad in range(10):
+        given[bad] = b'{"id": "text"}'
+    s.produce(given)
+    pipeline = s.pipeline(decode='format = "json"\nschema = "id long not null"')
+    run = s.started(pipeline)
+    workers = [kafka_clients.KafkaClients(pipeline) for _ in range(2)]
+
+    def deliver(turn: int) -> None:
+        planned = OffsetRange(s.source, 0, turn * 10, turn * 10 + 10)
+        with suppress(PositionMoved, SinkError):  # the run's next attempt
+            delivered(pipeline, run, planned, KafkaTask(pipeline, run, workers[turn % 2]))
+            return
+        deliver(turn)
+
+    deliver(0)
+    corrected = s.pipeline(decode='format = "json"\nschema = "id string not null"')
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(redrive, corrected, Selection(), lambda: pytest.fail("no Spark is needed"))
+        turn = 1
+        while not done.done() and turn < 300:
+            deliver(turn)
+            turn += 1
+        assert turn < 300, "the redrive waited for the end of the run"
+        assert done.result().written == 10
+    found = origins(s.out())
+    assert sorted(found) == list(range(turn * 10))
     for worker in workers:
         worker.close()
 

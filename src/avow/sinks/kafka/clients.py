@@ -131,7 +131,7 @@ def limits_of(partitions: int, config: Mapping[str, str]) -> TopicLimits:
 
 
 def give_way() -> None:
-    """Leave a partition's id to whoever has taken it, for a while."""
+    """Pause, so that the producer that fenced ours can finish its transactions."""
     time.sleep(FENCED_PAUSE_S)
 
 
@@ -230,8 +230,9 @@ class KafkaClients:
         return new
 
     def _moved_on(self, tp: TopicPartition, last: StoredEntry) -> bool:
-        """Whether whoever took the id has claimed with it. That was another worker of the run, which is done with it:
-        on Spark they take turns. A redrive claims nothing, and may have more to do."""
+        """Whether the producer that fenced ours has claimed a range. Then it is another worker's of the run, and its
+        transaction has ended: on Spark any worker may have a partition's next range. A redrive claims no range, and may
+        have more transactions to make."""
         now, _ = self.positions(PATIENCE_S, [tp], stable=False)
         return tp in now and now[tp].entry.position > last.entry.position
 
