@@ -361,8 +361,8 @@ def test_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 CANARIES = {
     "an integer one too large": ("limit - (number.negative ? 0 : 1)", "limit"),
     "a required field that is absent": (
-        "(field->field->required || !append_null(reader, field))",
-        "!append_null(reader, field)",
+        "(field->field->required || !avow_append_null(&reader->no_memory, field))",
+        "!avow_append_null(&reader->no_memory, field)",
     ),
     "a lone surrogate": ("(unit >= 0xdc00 && unit <= 0xdfff)", "false"),
     "a decimal beyond its precision": ("return *units < power_of_ten(type->precision);", "return true;"),

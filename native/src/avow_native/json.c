@@ -1,9 +1,6 @@
 /* JSON records into Arrow columns, strictly, driven by the declared columns.
  *
- * The contract. A record is read here only if it is beyond doubt; any other record is named in the list of doubtful
- * rows, and the caller gives it to its strict reader (avow's document.py and values.py), which has the last word and
- * knows the reasons. So this file never refuses a record and never explains: it may doubt whatever it likes, and that
- * only costs time. What it must never do is read a record that the strict reader refuses, or read another value.
+ * The contract is that of every decoder: see columns.h. The strict reader is avow's document.py and values.py.
  *
  * How it works. One pass over each record, no tree and no tokens: the declared columns are a tree (a record is a
  * struct), and each function reads one JSON value straight into the column where it belongs. A function takes the place
@@ -12,8 +9,7 @@
  *
  * A struct of length n reads its next object: a field was already there if its column has length n + 1 (the second one
  * is a duplicate: doubt), and was absent if it still has length n (null, or doubt if it is declared not null). No other
- * bookkeeping is needed. When a record is doubtful, all columns are cut back to the number of good rows, so that
- * doubtful records leave nothing behind and the rows that come out are exactly the others, in order.
+ * bookkeeping is needed.
  *
  * What is checked, because the strict reader checks it: RFC 8259's grammar, UTF-8 (no overlong forms, no surrogates,
  * nothing beyond U+10FFFF) and escapes (no lone surrogates) in every string, duplicate names, also in what is ignored;
@@ -34,87 +30,21 @@
  */
 
 #include <float.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "native.h"
-
-#ifndef __SIZEOF_INT128__
-#error "avow-native needs 128-bit integers: a 64-bit machine, and gcc or clang"
-#endif
-
-__extension__ typedef unsigned __int128 uint128;
+#include "columns.h"
 
 enum {
-    SCHEMA_DEPTH_MAX = 128,
     SKIPPED_DEPTH_MAX = 64,  /* the strict reader allows 1,000 */
     NUMBER_CHARS_MAX = 1000, /* the strict reader allows 1,000 digits */
     UNKNOWN_NAMES_MAX = 128, /* in one record at once; they are compared with one another */
     MAP_KEYS_MAX = 128,
-    FIRST_CAPACITY = 64,
-    SLACK = 8, /* text is copied by 8 bytes */
-};
-
-/* The same numbers as in json.py. */
-enum kind {
-    BOOLEAN = 0,
-    INT8 = 1,
-    INT16 = 2,
-    INT32 = 3,
-    INT64 = 4,
-    FLOAT = 5,
-    DOUBLE = 6,
-    DECIMAL = 7,
-    STRING = 8,
-    BINARY = 9,
-    DATE = 10,
-    TIMESTAMP = 11,
-    TIMESTAMP_NTZ = 12,
-    LIST = 13,   /* one child: the element */
-    MAP = 14,    /* one child: a struct of a string, the key, and the value */
-    STRUCT = 15,
-    KINDS = 16,
-};
-
-/* One node of the schema. Nodes stand in an array, each followed by its children; the first is the record itself. */
-struct avow_json_field {
-    const char *name; /* not terminated; holds no quote and no backslash */
-    int32_t name_length;
-    int32_t kind;
-    int32_t required;
-    int32_t precision;
-    int32_t scale;
-    int32_t child_count;
 };
 
 enum { REFUSE_NUL = 1, IGNORE_UNKNOWN = 2 };
-enum { NO_MEMORY = -1, BAD_ARGUMENT = -2 };
 
-int64_t avow_json_read(const struct avow_json_field *fields, int64_t field_count, int32_t rules, const uint8_t *data,
+int64_t avow_json_read(const struct avow_field *fields, int64_t field_count, int32_t rules, const uint8_t *data,
                        int64_t data_length, const int32_t *offsets, int64_t rows, int64_t *doubtful,
                        struct ArrowArray *out);
-
-/* ---- columns ---------------------------------------------------------------------------------------------------- */
-
-struct bytes {
-    uint8_t *start;
-    int64_t length;
-    int64_t capacity;
-};
-
-struct column {
-    const struct avow_json_field *field;
-    int64_t length;
-    int64_t capacity;
-    uint8_t *validity; /* absent while no value is null */
-    uint8_t *values;   /* of a fixed width, or bits */
-    int32_t *offsets;  /* of strings, binaries, lists and maps */
-    struct bytes text; /* of strings and binaries */
-    struct column *children;
-};
 
 struct name {
     const uint8_t *start;
@@ -131,116 +61,6 @@ struct reader {
     struct bytes scratch;                 /* text that is only checked */
 };
 
-static int64_t width_of(enum kind kind) {
-    static const uint8_t widths[KINDS] = {
-        [INT8] = 1,     [INT16] = 2, [INT32] = 4,     [INT64] = 8,         [FLOAT] = 4, [DOUBLE] = 8,
-        [DECIMAL] = 16, [DATE] = 4,  [TIMESTAMP] = 8, [TIMESTAMP_NTZ] = 8,
-    };
-    return widths[kind];
-}
-
-static enum kind kind_of(const struct column *column) { return (enum kind)column->field->kind; }
-
-static bool has_values(enum kind kind) { return kind == BOOLEAN || width_of(kind) > 0; }
-
-static bool has_text(enum kind kind) { return kind == STRING || kind == BINARY; }
-
-static bool has_offsets(enum kind kind) { return has_text(kind) || kind == LIST || kind == MAP; }
-
-static bool resize(void **memory, int64_t size) {
-    void *moved = realloc(*memory, (size_t)(size > 0 ? size : 1));
-    if (moved == NULL) return false;
-    *memory = moved;
-    return true;
-}
-
-/* Room for `capacity` values. Capacities stay far below 2^40, so that no size overflows. */
-static bool set_capacity(struct column *column, int64_t capacity) {
-    enum kind kind = kind_of(column);
-    int64_t bits = capacity / 8 + 1, values = kind == BOOLEAN ? bits : capacity * width_of(kind);
-    if (has_values(kind) && !resize((void **)&column->values, values)) return false;
-    if (column->validity != NULL && !resize((void **)&column->validity, bits)) return false;
-    if (has_offsets(kind)) {
-        bool is_new = column->offsets == NULL;
-        if (!resize((void **)&column->offsets, (capacity + 1) * (int64_t)sizeof(int32_t))) return false;
-        if (is_new) column->offsets[0] = 0;
-    }
-    column->capacity = capacity;
-    return true;
-}
-
-static inline bool reserve(struct reader *reader, struct column *column) {
-    if (column->length < column->capacity) return true;
-    if (set_capacity(column, column->capacity < FIRST_CAPACITY ? FIRST_CAPACITY : column->capacity * 2)) return true;
-    reader->no_memory = true;
-    return false;
-}
-
-static inline bool reserve_text(struct reader *reader, struct bytes *text, int64_t more) {
-    int64_t needed = text->length + more + SLACK;
-    if (needed <= text->capacity) return true;
-    int64_t capacity = needed < text->capacity * 2 ? text->capacity * 2 : needed;
-    if (!resize((void **)&text->start, capacity)) {
-        reader->no_memory = true;
-        return false;
-    }
-    text->capacity = capacity;
-    return true;
-}
-
-/* Sets a bit and clears those behind it, which are set later. So nothing is left of a doubtful row that was cut off. */
-static inline void set_last_bit(uint8_t *bits, int64_t index, bool value) {
-    unsigned bit = 1u << (index & 7);
-    bits[index >> 3] = (uint8_t)((bits[index >> 3] & (bit - 1)) | (value ? bit : 0));
-}
-
-/* The value that was written at the end is one more, not null. */
-static inline void append(struct column *column) {
-    if (column->validity != NULL) set_last_bit(column->validity, column->length, true);
-    column->length++;
-}
-
-static bool append_null(struct reader *reader, struct column *column) {
-    if (!reserve(reader, column)) return false;
-    enum kind kind = kind_of(column);
-    int64_t at = column->length, width = width_of(kind);
-    if (column->validity == NULL) {
-        if (!resize((void **)&column->validity, column->capacity / 8 + 1)) {
-            reader->no_memory = true;
-            return false;
-        }
-        memset(column->validity, 0xff, (size_t)(column->capacity / 8 + 1));
-    }
-    set_last_bit(column->validity, at, false);
-    if (kind == BOOLEAN) set_last_bit(column->values, at, false);
-    if (width > 0) memset(column->values + at * width, 0, (size_t)width);
-    if (has_offsets(kind)) column->offsets[at + 1] = column->offsets[at];
-    for (int32_t child = 0; kind == STRUCT && child < column->field->child_count; child++)
-        if (!append_null(reader, &column->children[child])) return false;
-    column->length++;
-    return true;
-}
-
-/* Back to `length` values, whatever was half written behind them. */
-static void truncate_column(struct column *column, int64_t length) {
-    enum kind kind = kind_of(column);
-    column->length = length;
-    if (has_text(kind)) column->text.length = column->offsets[length];
-    if (kind == LIST || kind == MAP) truncate_column(&column->children[0], column->offsets[length]);
-    for (int32_t child = 0; kind == STRUCT && child < column->field->child_count; child++)
-        truncate_column(&column->children[child], length);
-}
-
-static void free_column(struct column *column) {
-    for (int32_t child = 0; column->children != NULL && child < column->field->child_count; child++)
-        free_column(&column->children[child]);
-    free(column->children);
-    free(column->validity);
-    free(column->values);
-    free(column->offsets);
-    free(column->text.start);
-}
-
 /* ---- syntax ----------------------------------------------------------------------------------------------------- */
 
 static inline const uint8_t *skip_space(const uint8_t *at, const uint8_t *end) {
@@ -253,21 +73,6 @@ static inline bool starts_with(const uint8_t *at, const uint8_t *end, const char
 }
 
 static inline bool is_digit(uint8_t byte) { return byte >= '0' && byte <= '9'; }
-
-/* The length of the character that begins here, not ASCII, or 0 if this is not UTF-8. RFC 3629, section 4. */
-static int utf8_length(const uint8_t *at, const uint8_t *end) {
-    uint8_t first = at[0], low = 0x80, high = 0xbf;
-    int length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (first < 0xc2 || first > 0xf4 || end - at < length) return 0;
-    if (first == 0xe0) low = 0xa0;
-    if (first == 0xed) high = 0x9f;
-    if (first == 0xf0) low = 0x90;
-    if (first == 0xf4) high = 0x8f;
-    if (at[1] < low || at[1] > high) return 0;
-    for (int index = 2; index < length; index++)
-        if (at[index] < 0x80 || at[index] > 0xbf) return 0;
-    return length;
-}
 
 static bool read_hex(const uint8_t *at, const uint8_t *end, uint32_t *unit) {
     if (end - at < 4) return false;
@@ -350,7 +155,7 @@ static inline uint64_t load_little_endian(const uint8_t *at) {
 /* A string, from behind its opening quote to behind its closing one, appended to `text`. */
 static const uint8_t *read_text(struct reader *reader, const uint8_t *at, struct bytes *text, bool refuse_nul) {
     const uint8_t *end = reader->end;
-    if (!reserve_text(reader, text, end - at)) return NULL;
+    if (!reserve_text(&reader->no_memory, text, end - at)) return NULL;
     uint8_t *to = text->start + text->length;
     for (;;) {
         while (end - at >= 8) {
@@ -392,7 +197,7 @@ struct number {
     bool is_known; /* all the digits are here, and the exponent */
 };
 
-enum { FIRST_DIGITS = 19, DIGITS_MAX = 38, EXPONENT_MAX = 9999 };
+enum { FIRST_DIGITS = 19, EXPONENT_MAX = 9999 };
 
 static inline void add_digit(struct number *number, uint8_t byte) {
     uint64_t digit = byte & 0xf;
@@ -572,7 +377,7 @@ static uint128 power_of_ten(int32_t exponent) { /* at most DIGITS_MAX */
 }
 
 /* The number as so many units of 10^-scale, if it is a whole number of them and has no more digits than the type. */
-static bool unscaled(const struct number *number, const struct avow_json_field *type, uint128 *units) {
+static bool unscaled(const struct number *number, const struct avow_field *type, uint128 *units) {
     *units = number->first;
     if (number->first == 0) return true;
     if (number->digits > FIRST_DIGITS)
@@ -736,7 +541,7 @@ static int read_quantum(const uint8_t *at, uint8_t *to) {
 }
 
 static const uint8_t *read_binary(struct reader *reader, const uint8_t *at, struct column *column) {
-    if (at == reader->end || *at++ != '"' || !reserve_text(reader, &column->text, reader->end - at)) return NULL;
+    if (at == reader->end || *at++ != '"' || !reserve_text(&reader->no_memory, &column->text, reader->end - at)) return NULL;
     int written = 3;
     while (reader->end - at >= 4 && *at != '"') {
         if (written < 3) return NULL; /* padding ends it */
@@ -880,7 +685,7 @@ static bool is_duplicate_key(const struct column *keys, int64_t first) {
 
 static const uint8_t *read_entry(struct reader *reader, const uint8_t *at, struct column *entries, int64_t first) {
     struct column *keys = &entries->children[0];
-    if (!reserve(reader, entries) || !reserve(reader, keys)) return NULL;
+    if (!reserve(&reader->no_memory, entries) || !reserve(&reader->no_memory, keys)) return NULL;
     at = read_string(reader, at, keys);
     if (at == NULL || keys->length - first > MAP_KEYS_MAX || is_duplicate_key(keys, first)) return NULL;
     at = skip_colon(at, reader->end);
@@ -914,7 +719,7 @@ static const uint8_t *read_map(struct reader *reader, const uint8_t *at, struct 
 }
 
 static inline bool is_named(const struct column *column, const uint8_t *at, const uint8_t *end) {
-    const struct avow_json_field *field = column->field;
+    const struct avow_field *field = column->field;
     return end - at > field->name_length && at[field->name_length] == '"' &&
            memcmp(at, field->name, (size_t)field->name_length) == 0;
 }
@@ -950,7 +755,7 @@ static const uint8_t *read_field(struct reader *reader, const uint8_t *at, struc
 static bool append_absent(struct reader *reader, struct column *column) {
     for (int32_t index = 0; index < column->field->child_count; index++) {
         struct column *field = &column->children[index];
-        if (field->length == column->length && (field->field->required || !append_null(reader, field))) return false;
+        if (field->length == column->length && (field->field->required || !avow_append_null(&reader->no_memory, field))) return false;
     }
     return true;
 }
@@ -984,9 +789,9 @@ static const uint8_t *read_value(struct reader *reader, const uint8_t *at, struc
     const uint8_t *end = reader->end;
     if (at < end && *at == 'n') {
         if (!starts_with(at, end, "null", 4) || column->field->required) return NULL;
-        return append_null(reader, column) ? at + 4 : NULL;
+        return avow_append_null(&reader->no_memory, column) ? at + 4 : NULL;
     }
-    if (!reserve(reader, column)) return NULL;
+    if (!reserve(&reader->no_memory, column)) return NULL;
     switch (kind_of(column)) {
     case BOOLEAN: return read_boolean(at, end, column);
     case INT8:
@@ -1009,150 +814,28 @@ static const uint8_t *read_value(struct reader *reader, const uint8_t *at, struc
     return NULL;
 }
 
-static bool read_record(struct reader *reader, const uint8_t *start, const uint8_t *end, struct column *record) {
+static bool read_record(void *state, const uint8_t *start, const uint8_t *end, struct column *record) {
+    struct reader *reader = state;
     reader->end = end;
     reader->name_count = 0;
-    if (!reserve(reader, record)) return false;
+    if (!reserve(&reader->no_memory, record)) return false;
     const uint8_t *at = read_struct(reader, skip_space(start, end), record);
     return at != NULL && skip_space(at, end) == end;
 }
 
-/* ---- from the schema, and to Arrow ------------------------------------------------------------------------------ */
-
-static bool is_good_field(const struct avow_json_field *field) {
-    int32_t children = field->child_count;
-    if (field->kind < 0 || field->kind >= KINDS || children < 0 || field->name_length < 0) return false;
-    if (memchr(field->name, '"', (size_t)field->name_length) != NULL) return false;
-    if (memchr(field->name, '\\', (size_t)field->name_length) != NULL) return false;
-    switch (field->kind) {
-    case DECIMAL: {
-        bool is_precise = field->precision >= 1 && field->precision <= DIGITS_MAX;
-        return is_precise && field->scale >= 0 && field->scale <= field->precision && children == 0;
-    }
-    case LIST:
-    case MAP: return children == 1;
-    case STRUCT: return true;
-    default: return children == 0;
-    }
-}
-
-/* The column of the field at *next and those inside it. 0, NO_MEMORY or BAD_ARGUMENT; after any, free_column. */
-static int make_column(struct column *column, const struct avow_json_field *fields, int64_t field_count, int64_t *next,
-                       int64_t capacity, int depth) {
-    if (*next >= field_count || depth > SCHEMA_DEPTH_MAX || !is_good_field(&fields[*next])) return BAD_ARGUMENT;
-    const struct avow_json_field *field = column->field = &fields[(*next)++];
-    if (field->child_count > field_count) return BAD_ARGUMENT;
-    if (!set_capacity(column, capacity)) return NO_MEMORY;
-    if (field->child_count == 0) return 0;
-    column->children = calloc((size_t)field->child_count, sizeof *column->children);
-    if (column->children == NULL) return NO_MEMORY;
-    /* free_column looks at every child's field. */
-    for (int32_t child = 0; child < field->child_count; child++) column->children[child].field = field;
-    for (int32_t child = 0; child < field->child_count; child++) {
-        int64_t inner = field->kind == STRUCT ? capacity : FIRST_CAPACITY;
-        int result = make_column(&column->children[child], fields, field_count, next, inner, depth + 1);
-        if (result != 0) return result;
-    }
-    const struct column *entries = column->children;
-    if (field->kind == MAP && (kind_of(entries) != STRUCT || entries->field->child_count != 2)) return BAD_ARGUMENT;
-    if (field->kind == MAP && kind_of(&entries->children[0]) != STRING) return BAD_ARGUMENT;
-    return 0;
-}
-
-struct exported {
-    const void *buffers[3];
-    struct ArrowArray *children[];
-};
-
-static void release(struct ArrowArray *array) {
-    struct exported *owned = array->private_data;
-    for (int64_t child = 0; child < array->n_children; child++) {
-        struct ArrowArray *inner = owned->children[child];
-        if (inner == NULL) continue;
-        if (inner->release != NULL) inner->release(inner);
-        free(inner);
-    }
-    for (int64_t buffer = 0; buffer < 3; buffer++) free((void *)(uintptr_t)owned->buffers[buffer]);
-    free(owned);
-    array->release = NULL;
-}
-
-/* What a column grew beyond what it holds is given back. */
-static void shrink(struct column *column) {
-    (void)set_capacity(column, column->length);
-    if (has_text(kind_of(column))) (void)resize((void **)&column->text.start, column->text.length);
-}
-
-/* Moves the column's buffers into an Arrow array. What could not be moved is still the column's. */
-static bool export_column(struct column *column, struct ArrowArray *array) {
-    enum kind kind = kind_of(column);
-    int64_t children = column->field->child_count;
-    struct exported *owned = calloc(1, sizeof *owned + (size_t)children * sizeof owned->children[0]);
-    *array = (struct ArrowArray){0};
-    if (owned == NULL) return false;
-    shrink(column);
-    int64_t buffers = 0;
-    owned->buffers[buffers++] = column->validity;
-    if (has_offsets(kind)) owned->buffers[buffers++] = column->offsets;
-    if (has_text(kind)) owned->buffers[buffers++] = column->text.start;
-    if (has_values(kind)) owned->buffers[buffers++] = column->values;
-    *array = (struct ArrowArray){
-        .length = column->length,
-        .null_count = column->validity == NULL ? 0 : -1,
-        .n_buffers = buffers,
-        .n_children = children,
-        .buffers = owned->buffers,
-        .children = children > 0 ? owned->children : NULL,
-        .release = release,
-        .private_data = owned,
-    };
-    column->validity = column->values = column->text.start = NULL;
-    column->offsets = NULL;
-    for (int64_t child = 0; child < children; child++) {
-        owned->children[child] = calloc(1, sizeof **owned->children);
-        if (owned->children[child] == NULL) return false;
-        if (!export_column(&column->children[child], owned->children[child])) return false;
-    }
-    return true;
-}
-
-/* All the records. The number of doubtful ones, or NO_MEMORY, or BAD_ARGUMENT. */
-static int64_t read_records(struct reader *reader, struct column *record, const uint8_t *data, int64_t data_length,
-                            const int32_t *offsets, int64_t rows, int64_t *doubtful) {
-    int64_t doubts = 0;
-    for (int64_t row = 0; row < rows; row++) {
-        int32_t start = offsets[row], end = offsets[row + 1];
-        if (start < 0 || end < start || end > data_length) return BAD_ARGUMENT;
-        int64_t good = record->length;
-        if (read_record(reader, data + start, data + end, record)) continue;
-        if (reader->no_memory) return NO_MEMORY;
-        truncate_column(record, good);
-        doubtful[doubts++] = row;
-    }
-    return doubts;
-}
-
-/* Reads `rows` values of an Arrow binary array, none of them null, into `out`, a struct array of the good ones. Fills
- * `doubtful`, which has room for `rows`, with the rows that are not in `out`, ascending, and returns how many they are;
- * or returns NO_MEMORY or BAD_ARGUMENT, and `out` holds nothing. */
-int64_t avow_json_read(const struct avow_json_field *fields, int64_t field_count, int32_t rules, const uint8_t *data,
+/* See avow_read_rows. */
+int64_t avow_json_read(const struct avow_field *fields, int64_t field_count, int32_t rules, const uint8_t *data,
                        int64_t data_length, const int32_t *offsets, int64_t rows, int64_t *doubtful,
                        struct ArrowArray *out) {
     struct reader reader = {.refuse_nul = rules & REFUSE_NUL, .ignore_unknown = rules & IGNORE_UNKNOWN};
-    struct column record = {0};
-    int64_t next = 0;
-    *out = (struct ArrowArray){0};
-    if (field_count < 1 || fields[0].kind != STRUCT || rows < 0 || rows > INT32_MAX) return BAD_ARGUMENT;
-    record.field = fields;
-    if (data == NULL) data = (const uint8_t *)"", data_length = 0;
-    int64_t result = make_column(&record, fields, field_count, &next, rows, 0);
-    if (result == 0 && next != field_count) result = BAD_ARGUMENT;
-    if (result == 0) result = read_records(&reader, &record, data, data_length, offsets, rows, doubtful);
-    if (result >= 0 && !export_column(&record, out)) {
-        if (out->release != NULL) out->release(out);
-        result = NO_MEMORY;
+    struct values values = {data, data_length, offsets, rows};
+    for (int64_t field = 0; field < field_count; field++) {
+        if (fields[field].name_length < 0) return BAD_ARGUMENT;
+        if (memchr(fields[field].name, '"', (size_t)fields[field].name_length) != NULL) return BAD_ARGUMENT;
+        if (memchr(fields[field].name, '\\', (size_t)fields[field].name_length) != NULL) return BAD_ARGUMENT;
     }
-    free_column(&record);
+    int64_t result =
+        avow_read_rows(fields, field_count, &values, read_record, &reader, &reader.no_memory, doubtful, out);
     free(reader.scratch.start);
     return result;
 }
