@@ -4,18 +4,22 @@
 
     AvowError                 exit 1   anything avow raises on purpose
     ├── ConfigError           exit 2   the pipeline file or the command line is not valid, or access is denied
-    │   └── PositionGone      -        the ledger has lost a position that a run had: say why at the next start
+    │   ├── PositionGone      -        the ledger has lost a position that a run had: say why at the next start
+    │   ├── RegistryRefused   -        the schema registry refuses: access, or a schema that it does not take
+    │   └── UnknownSubject    -        the schema registry has no such subject or version
     ├── LocalError            exit 3   this machine: no Java, a port is taken, a jar cannot be fetched
     ├── SourceError           exit 4   a Kafka request failed, also after retries
     │   ├── TopicRecreated    exit 10  the topic is not the one the ledger knows
     │   ├── LogTruncated      exit 11  the log ends before the position, or holds another record there
     │   ├── RetentionLoss     exit 12  records were deleted before they were claimed
+    │   ├── RegistryUnavailable -      the schema registry gives no answer: no record is to blame
     │   └── TooManyDeadLetters exit 14 more bad records than dead_letters.max_share allows
     ├── SinkError             exit 5   the sink failed, also after retries
     │   ├── PositionMoved     -        another attempt claimed first: read the position and judge again
     │   ├── PositionBehind    -        the ledger has lost claims: begin again from where it stands
     │   ├── SinkUnavailable   -        nothing can be written now, or not to this place: no record is to blame
     │   └── Superseded        exit 13  a newer run owns the pipeline
+    ├── UnknownSchema         -        a record names a schema that the registry does not have: a dead letter
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
     └── ProtocolViolation     exit 70  internal error: continuing would break the guarantee
@@ -50,6 +54,14 @@ class PositionGone(ConfigError):
     """The ledger has lost the position of a partition while a run delivers it."""
 
 
+class RegistryRefused(ConfigError):
+    """The schema registry refuses what it was asked: who asks, or a schema that is invalid or incompatible."""
+
+
+class UnknownSubject(ConfigError):
+    """The schema registry has no such subject, or not this version of it."""
+
+
 class LocalError(AvowError):
     """Something is missing or taken on this machine."""
 
@@ -60,6 +72,10 @@ class SourceError(AvowError):
     """A Kafka request failed, also after retries."""
 
     exit_code = 4
+
+
+class RegistryUnavailable(SourceError):
+    """The schema registry gives no usable answer, which may pass. Whatever the record."""
 
 
 class TopicRecreated(SourceError):
@@ -109,6 +125,10 @@ class Superseded(SinkError):
     """A newer run of the same pipeline owns the ledger."""
 
     exit_code = 13
+
+
+class UnknownSchema(AvowError):
+    """A record names a schema that the registry does not have. That record is to blame, and nothing else."""
 
 
 class HandlerFailed(AvowError):

@@ -18,6 +18,7 @@ from avow.formats import FORMATS
 from avow.formats.json.plugin import JsonConfig
 from avow.guarantee import Guarantee
 from avow.schema import parse
+from avow.schema_registry import RegistrySettings
 from avow.settings import PipelineConfig, load, unwrap_secrets
 from avow.sinks import SINKS
 from avow.sinks.postgres.config import PostgresConfig, Table
@@ -611,6 +612,7 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
         "decode": JsonConfig,
         "transform": settings.Transform,
         "sink": PostgresConfig,
+        "decode.registry": RegistrySettings,
         "dead_letters": settings.DeadLetters,
         "batch": settings.BatchSettings,
     }
@@ -627,4 +629,4 @@ def test_the_reference_names_every_key_and_no_other() -> None:
     rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
     sinks = {key for kind in SINKS.values() for key in keys(kind.Config, "sink.")}
     formats = {key for format in FORMATS.values() for key in keys(format.Config, "decode.")}
-    assert rows == set(keys(PipelineConfig)) | sinks | formats
+    assert rows == set(keys(PipelineConfig)) | sinks | formats | set(keys(RegistrySettings, "decode.registry."))

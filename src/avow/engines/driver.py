@@ -43,6 +43,7 @@ from avow.errors import (
     PositionGone,
     PositionMoved,
     ProtocolViolation,
+    RegistryRefused,
     RetentionLoss,
     SinkError,
     SinkUnavailable,
@@ -50,6 +51,7 @@ from avow.errors import (
     Superseded,
     TooManyDeadLetters,
     TopicRecreated,
+    UnknownSubject,
     first_line,
 )
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
@@ -74,10 +76,12 @@ STOPS: dict[str, type[AvowError]] = {
         LogTruncated,
         PositionGone,
         ProtocolViolation,
+        RegistryRefused,
         RetentionLoss,
         Superseded,
         TooManyDeadLetters,
         TopicRecreated,
+        UnknownSubject,
     )
 }
 

@@ -156,11 +156,12 @@ _PASSWORD_IN_URL = re.compile(r"^\w+://[^/?#@:]*:[^/?#]+@|[?&]password=[^&#]")
 def _literal_secrets(document: Mapping[str, Any]) -> Iterator[str]:
     """The keys of a valid document whose secret is written in the file itself."""
     kafka, spark, sink = document["source"].get("kafka", {}), document.get("spark", {}), document["sink"]
+    decode = {name: value for name, value in document["decode"].items() if isinstance(value, dict)}
     for name, value in sink.items():
         if isinstance(value, str) and _PASSWORD_IN_URL.search(values.ENV.sub("", values.as_written(value))):
             yield f"sink.{name}"
     own = {name: value for name, value in sink.items() if isinstance(value, dict)}
-    for key, value in values.flat({"source": {"kafka": kafka}, "spark": spark, "sink": own}):
+    for key, value in values.flat({"source": {"kafka": kafka}, "decode": decode, "spark": spark, "sink": own}):
         name = ".".join(key)
         if _SECRET_NAME.search(name) and not isinstance(value, FromEnv):
             yield name
