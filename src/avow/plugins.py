@@ -69,6 +69,7 @@ def load(place: str, what: str) -> Any:
 FORMATS = Registry(
     "avow.formats",
     {
+        "avro": "avow.formats.avro.plugin:AVRO",
         "json": "avow.formats.json.plugin:JSON",
         "raw": "avow.formats.raw.plugin:RAW",
         "string": "avow.formats.raw.plugin:STRING",

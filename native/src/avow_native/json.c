@@ -278,17 +278,6 @@ static const uint8_t *read_integer(const uint8_t *at, const uint8_t *end, struct
     return at;
 }
 
-enum { FIVES_MAX = 27 };
-
-static const uint64_t FIVES[FIVES_MAX + 1] = { /* 5^0 to 5^27, the last that fits */
-    UINT64_C(1), UINT64_C(5), UINT64_C(25), UINT64_C(125), UINT64_C(625), UINT64_C(3125), UINT64_C(15625),
-    UINT64_C(78125), UINT64_C(390625), UINT64_C(1953125), UINT64_C(9765625), UINT64_C(48828125), UINT64_C(244140625),
-    UINT64_C(1220703125), UINT64_C(6103515625), UINT64_C(30517578125), UINT64_C(152587890625),
-    UINT64_C(762939453125), UINT64_C(3814697265625), UINT64_C(19073486328125), UINT64_C(95367431640625),
-    UINT64_C(476837158203125), UINT64_C(2384185791015625), UINT64_C(11920928955078125), UINT64_C(59604644775390625),
-    UINT64_C(298023223876953125), UINT64_C(1490116119384765625), UINT64_C(7450580596923828125),
-};
-
 static int bit_length(uint128 value) {
     uint64_t high = (uint64_t)(value >> 64), low = (uint64_t)value;
     return high != 0 ? 128 - __builtin_clzll(high) : low != 0 ? 64 - __builtin_clzll(low) : 0;
@@ -369,11 +358,6 @@ static const uint8_t *read_float(const uint8_t *at, const uint8_t *end, struct c
     }
     append(column);
     return at;
-}
-
-static uint128 power_of_ten(int32_t exponent) { /* at most DIGITS_MAX */
-    int32_t low = exponent < FIVES_MAX ? exponent : FIVES_MAX;
-    return ((uint128)FIVES[low] * FIVES[exponent - low]) << exponent;
 }
 
 /* The number as so many units of 10^-scale, if it is a whole number of them and has no more digits than the type. */

@@ -31,6 +31,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     ValidationError,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
@@ -146,6 +147,15 @@ class FormatConfig(Section):
     def columns(self) -> ddl.Schema:
         """The payload's columns."""
 
+    def for_source(self, source: Source) -> Self:  # noqa: ARG002
+        """The same with what depends on the topics that are read: a format whose columns a schema registry has."""
+        return self
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the columns are known. Else ``for_source`` finds them."""
+        return True
+
     @property
     def keeps_unknown_fields(self) -> bool:
         """Whether rows have the column ``_rest``, as JSON text, for fields that are not among the columns."""
@@ -153,13 +163,17 @@ class FormatConfig(Section):
 
     @model_validator(mode="after")
     def _check_tombstones(self) -> Self:
+        self.check_columns()
+        return self
+
+    def check_columns(self) -> None:
+        """Raise ``Refused`` for keys that the columns contradict. Asked again when columns are known later."""
         if self.tombstones == "keep" and any(field.required for field in self.columns):
             refuse(
                 "a null value becomes a row of nulls, but decode.schema declares a column as not null",
                 '"dead-letter" or "skip", or a schema in which every column is nullable',
                 "tombstones",
             )
-        return self
 
 
 class DeclaredColumns(FormatConfig):
@@ -274,7 +288,13 @@ class InPluginSection(ValueError):
 def _plugin_section(section: str, key: str, registry: Mapping[str, Any], base: type[Section]) -> PlainValidator:
     """Reads a section by the plugin that its ``key`` names. Of an unknown one the other keys cannot be judged."""
 
-    def read(value: Any) -> Section:
+    def read(value: Any, info: ValidationInfo) -> Section:
+        section = read_alone(value)
+        source = info.data.get("source")
+        # Without a source, which is then refused, nothing is asked about it.
+        return section.for_source(source) if isinstance(section, FormatConfig) and source is not None else section
+
+    def read_alone(value: Any) -> Section:
         if isinstance(value, base):
             return value
         if not isinstance(value, dict):

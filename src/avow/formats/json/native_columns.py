@@ -26,7 +26,7 @@ class NativeColumns:
 
         library = native.library()
         assert library is not None
-        self._reader = JsonReader(library, _columns(schema), refuse_nul=refuse_nul, ignore_unknown=ignore_unknown)
+        self._reader = JsonReader(library, columns(schema), refuse_nul=refuse_nul, ignore_unknown=ignore_unknown)
 
     @staticmethod
     def can_read(schema: Schema) -> bool:
@@ -35,13 +35,14 @@ class NativeColumns:
             return False
         from avow_native.json import JsonReader
 
-        return JsonReader.can_read(_columns(schema))
+        return JsonReader.can_read(columns(schema))
 
     def read(self, values: pa.Array) -> tuple[pa.RecordBatch, pa.Int64Array]:
         return self._reader.read(values)
 
 
-def _columns(schema: Schema) -> list[Column]:
+def columns(schema: Schema) -> list[Column]:
+    """The declared columns as the library wants them, whatever is read into them."""
     return [_column(field) for field in schema]
 
 
