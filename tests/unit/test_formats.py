@@ -202,7 +202,7 @@ def test_an_unknown_format_is_refused_with_those_there_are(installed: Path) -> N
     assert message.endswith(
         f"decode.format: 'cvs' is not known, did you mean csv?; known formats: {', '.join(OWN)}, csv, ivory"
     )
-    assert "decode.format: is missing; known formats: json" in problems(installed, FILE.replace('format = "csv"', ""))
+    assert "decode.format: is missing; known formats: avro" in problems(installed, FILE.replace('format = "csv"', ""))
     assert "decode.format: 5 is not known; known formats" in problems(installed, FILE.replace('"csv"', "5"))
 
 

@@ -16,6 +16,7 @@ from avow import settings
 from avow.errors import ConfigError
 from avow.formats import FORMATS
 from avow.formats.json.plugin import JsonConfig
+from avow.formats.registry.config import KeySchema
 from avow.guarantee import Guarantee
 from avow.schema import parse
 from avow.schema_registry import RegistrySettings
@@ -303,7 +304,7 @@ BAD: dict[str, tuple[tuple[int, str], str]] = {
     "kafka: twice": ((SINK, '[source.kafka]\na.b = 1\n"a.b" = 2\n[sink]'), "source.kafka.a.b: is set twice"),
     "kafka: a path with ..": ((SINK, '[source.kafka]\nssl.ca.location = "../ca.pem"\n[sink]'), "p.toml:13: source.kafka.ssl.ca.location: contains a path with ..; paths without .."),
     # decode
-    "format": ((FORMAT, 'format = "avrov"'), "p.toml:9: decode.format: 'avrov' is not known; known formats: json, raw, string"),
+    "format": ((FORMAT, 'format = "jsonn"'), "p.toml:9: decode.format: 'jsonn' is not known, did you mean json?; known formats: "),
     "json without schema": ((SCHEMA, ""), "p.toml:8: decode.schema: is missing; columns in Spark's spelling: \"id long"),
     "raw with schema": ((FORMAT, 'format = "raw"'), "p.toml:10: decode.schema: is for formats whose columns are declared; raw and string have the columns key"),
     "string with unknown_fields": ((FORMAT, 'format = "string"\nunknown_fields = "keep"\n[x]'), "decode.unknown_fields: is for formats whose columns are declared"),
@@ -613,6 +614,7 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
         "transform": settings.Transform,
         "sink": PostgresConfig,
         "decode.registry": RegistrySettings,
+        "decode.key": KeySchema,
         "dead_letters": settings.DeadLetters,
         "batch": settings.BatchSettings,
     }
@@ -629,4 +631,4 @@ def test_the_reference_names_every_key_and_no_other() -> None:
     rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
     sinks = {key for kind in SINKS.values() for key in keys(kind.Config, "sink.")}
     formats = {key for format in FORMATS.values() for key in keys(format.Config, "decode.")}
-    assert rows == set(keys(PipelineConfig)) | sinks | formats | set(keys(RegistrySettings, "decode.registry."))
+    assert rows == set(keys(PipelineConfig)) | sinks | formats

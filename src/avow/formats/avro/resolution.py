@@ -64,6 +64,8 @@ def columns_of(type: Type) -> ddl.Schema:
 def _fields(record: Record, above: tuple[Record, ...]) -> Iterator[ddl.Field]:
     if record in above:
         raise NoColumn(f"the {record} is inside itself: no column has an end like that")
+    if not record.fields:
+        raise NoColumn(f"the {record} has no fields")
     names: dict[str, str] = {}
     for field in record.fields:
         if other := names.get(field.name.lower()):

@@ -126,6 +126,8 @@ class RegistryConfig(FormatConfig, SchemaSource):
                 refuse("needs a registry", "a table [decode.registry] with its url", "key", "schema")
         elif self.from_registry and self.registry.needs_record_name:
             refuse("is missing: no topic says it under this strategy", "the subject's name", "registry", "subject")
+        if not self.from_registry:
+            assert self.reader is not None  # read now, so that what is wrong with it is said of its key
         if self.key is not None and not self.key.from_registry:
             self._key_reader = self._compiled(self.key.declared_text(), "key", key=True)
         return self
