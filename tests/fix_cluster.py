@@ -41,6 +41,9 @@ if (folder / "cluster" / "cluster.json").exists():
 for server in folder.glob("server-*"):
     from avow.local.postgres import Postgres
     Postgres(server, 0).stop()
+if (folder / "registry").exists():
+    from avow.local.registry import Registry
+    Registry(folder / "registry", 0).stop()
 shutil.rmtree(folder)
 """
 GUARDED = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -180,6 +183,27 @@ def healthy(alone: Cluster) -> Iterator[Cluster]:
     for part in alone.parts():
         part.resume()
     alone.up()
+
+
+@pytest.fixture(scope="session")
+def schema_registry(pytestconfig: pytest.Config) -> str:
+    """The URL of a real schema registry, one for all workers: tests take subjects of their own. The first that needs it
+    starts it."""
+    from avow.local.cluster import PortPicker
+    from avow.local.registry import Registry
+
+    folder = pytestconfig.stash[FOLDER]
+    with (folder / "registry-port").open("a+") as port:
+        fcntl.flock(port, fcntl.LOCK_EX)
+        port.seek(0)
+        chosen = port.read()
+        registry = Registry(folder / "registry", int(chosen or PortPicker().free()))
+        if not chosen:
+            registry.prepare()
+            registry.start()
+            registry.await_ready()
+            port.write(str(registry.port))
+    return registry.url
 
 
 @pytest.fixture(scope="session")

@@ -417,7 +417,11 @@ class SchemaRegistry:
             )
         if isinstance(reason, TimeoutError):
             text = f"no answer within {self._timeout_s:g} s"
-        return RegistryUnavailable(f"{self._at(url)} cannot be asked: {text}", advice=self._check)
+        advice = self._check
+        if isinstance(reason, ssl.SSLEOFError | ConnectionError) and url.startswith("https:"):
+            # A server that misses our certificate says so after its side of the handshake, and its word may be lost.
+            advice += f" If it asks for our certificate, check {self._key}.certificate_file."
+        return RegistryUnavailable(f"{self._at(url)} cannot be asked: {text}", advice=advice)
 
     def _refusal(self, url: str, status: int, answer: Any) -> Exception:
         """What an answer that is none means."""

@@ -21,6 +21,7 @@ from confluent_kafka import Producer
 
 from avow.kafka import metadata
 from avow.local.cluster import Cluster
+from avow.schema_registry import RegistrySettings, SchemaRegistry
 
 pytestmark = pytest.mark.cluster
 
@@ -111,6 +112,40 @@ def test_a_whole_life(folder: Path) -> None:
     fourth = told(folder)
     assert [part["name"] for part in fourth["parts"]] == ["broker-1"]
     assert "kept" not in {partition["topic"] for partition in fourth["partitions"]}
+    assert avow("down", "--dir", folder).returncode == 0
+
+
+def test_a_cluster_with_a_schema_registry(folder: Path) -> None:
+    """It is a part like the others: remembered, found down, started again with its schemas, taken away."""
+    up = avow("up", "--brokers", "1", "--no-postgres", "--registry", "--dir", folder)
+    assert up.returncode == 0, up.stderr
+    assert "registry    ready at http://127.0.0.1:" in up.stderr
+    first = told(folder)
+    assert first["all_up"]
+    assert f"registry    {first['registry_url']}" in up.stdout
+    (part,) = (part for part in first["parts"] if part["name"] == "registry")
+    assert (part["state"], part["version"]) == ("up", "3.0.9")
+    client = SchemaRegistry(RegistrySettings(url=first["registry_url"]))
+    client.register("t-value", "AVRO", '"int"')
+    assert not client.compatible("t-value", '"string"', "AVRO"), "a new registry asks for compatibility"
+
+    os.kill(part["pid"], signal.SIGKILL)
+    assert avow("status", "--dir", folder).returncode == 1
+    again = avow("up", "--dir", folder)
+    assert again.returncode == 0, again.stderr
+    second = told(folder)
+    assert second["all_up"]
+    assert second["registry_url"] == first["registry_url"]
+    assert client.subjects() == ["t-value"]
+    pid = next(part["pid"] for part in second["parts"] if part["name"] == "registry")
+
+    without = avow("up", "--no-registry", "--dir", folder)
+    assert without.returncode == 0, without.stderr
+    assert not running(pid)
+    third = told(folder)
+    assert third["all_up"]
+    assert third["registry_url"] is None
+    assert [part["name"] for part in third["parts"]] == ["broker-1"]
     assert avow("down", "--dir", folder).returncode == 0
 
 

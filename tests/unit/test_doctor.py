@@ -41,6 +41,7 @@ def test_this_machine_is_fine() -> None:
         "Kafka's start",
         "Spark's start",
         "PostgreSQL",
+        "schema registry",
         "avow-native",
     ]
     assert all(check.ok for check in checks.values()), checks

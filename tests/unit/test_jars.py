@@ -6,6 +6,7 @@ A small Maven repository on loopback (files over HTTP) stands where the registry
 from __future__ import annotations
 
 import hashlib
+import tarfile
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from avow.errors import LocalError
 from avow.local import jars
 
 COORDINATES = ("org.example:first:1.0", "org.example:second:2.0")
+ARCHIVE = "org.example:app:tar.gz:all:3.0"
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -43,6 +45,14 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.write_bytes(coordinate.encode() * 10_000)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         lines.append(f'{{ coordinate = "{coordinate}", size = {path.stat().st_size}, sha256 = "{digest}" }},')
+    archive = root / "org" / "example" / "app" / "3.0" / "app-3.0-all.tar.gz"
+    archive.parent.mkdir(parents=True)
+    with tarfile.open(archive, "w:gz") as tar:
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "one.jar").write_bytes(b"one")
+        tar.add(tmp_path / "lib", "lib")
+    digest, size = hashlib.sha256(archive.read_bytes()).hexdigest(), archive.stat().st_size
+    lines += ["]", "[packed]", f'jars = [{{ coordinate = "{ARCHIVE}", size = {size}, sha256 = "{digest}" }}']
     lock = tmp_path / "jars.lock"
     lock.write_text("\n".join([*lines, "]"]))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
@@ -51,6 +61,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(jars, "LOCK", lock)
     monkeypatch.setattr(jars, "FETCH_TRIES", 1)
     monkeypatch.setenv("M2_REPO", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "unpacked"))
     monkeypatch.setenv("AVOW_MAVEN_MIRROR", f"http://127.0.0.1:{server.server_address[1]}/")
     Handler.asked.clear()
     yield root
@@ -111,8 +122,27 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
     assert "M2_REPO" in caught.value.advice
 
 
+@pytest.mark.usefixtures("remote")
+def test_an_archive_is_unpacked_once_and_whole(tmp_path: Path) -> None:
+    folder = jars.unpacked("packed")
+    assert (folder / "lib" / "one.jar").read_bytes() == b"one"
+    assert folder == jars.unpacked_folder("packed")
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name], "no temporary folder is left"
+    (tmp_path / "cache" / "org" / "example" / "app" / "3.0" / "app-3.0-all.tar.gz").unlink()
+    Handler.asked.clear()
+    assert jars.unpacked("packed") == folder
+    assert Handler.asked == [], "what is unpacked works offline"
+
+
+def test_an_archive_that_cannot_be_unpacked_says_so(remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(remote.parent / "jars.lock"))
+    with pytest.raises(LocalError, match=r"cannot unpack app-3[.]0-all[.]tar[.]gz into") as caught:
+        jars.unpacked("packed")
+    assert "XDG_CACHE_HOME" in caught.value.advice
+
+
 def test_the_real_lock_is_complete() -> None:
-    for name, roots in jars.ROOTS.items():
+    for name, roots in (jars.ROOTS | jars.ON_REQUEST).items():
         pinned = jars.locked(name)
         assert set(roots) <= {jar.coordinate for jar in pinned}
         assert all(jar.size > 0 and len(jar.sha256) == 64 for jar in pinned)

@@ -27,6 +27,7 @@ from avow.local import jars, java
 from avow.local.broker import Broker, Doors, kafka_uuid
 from avow.local.part import ClusterPart, PartState
 from avow.local.postgres import Postgres, programs
+from avow.local.registry import Registry, program
 from avow.retry import poll_until
 
 READY_TIMEOUT_S = 90
@@ -46,6 +47,7 @@ class Layout:
     broker_ports: tuple[int, ...]
     controller_ports: tuple[int, ...]
     postgres_port: int | None  # None: no PostgreSQL
+    registry_port: int | None = None  # None: no schema registry
     doors: tuple[Doors, ...] = ()  # one per broker where proxies stand in front; ours to keep, not to choose
 
     @classmethod
@@ -66,6 +68,19 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What ``up`` was asked for; None where nothing was said."""
+
+    brokers: int | None
+    postgres: bool | None
+    registry: bool | None
+    kafka_port: int | None
+    postgres_port: int | None
+    registry_port: int | None
+    doors: tuple[Doors, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartStatus:
     name: str
     state: PartState
@@ -81,6 +96,7 @@ class ClusterStatus:
     folder: str
     bootstrap: str
     postgres_url: str | None
+    registry_url: str | None
     parts: tuple[PartStatus, ...]
     controller: int | None
     partitions: tuple[metadata.Partition, ...]
@@ -117,9 +133,13 @@ class Cluster:
         postgres = self.postgres()
         return postgres.url if postgres else None
 
+    @property
+    def registry_url(self) -> str | None:
+        registry = self.registry()
+        return registry.url if registry else None
+
     def parts(self) -> list[ClusterPart]:
-        postgres = self.postgres()
-        return [*self.brokers(), *([postgres] if postgres else [])]
+        return [*self.brokers(), *filter(None, (self.postgres(), self.registry()))]
 
     def part(self, name: str) -> ClusterPart:
         """One part by name, for its handles: kill, pause, resume, stop, start."""
@@ -141,13 +161,19 @@ class Cluster:
         port = self.layout.postgres_port
         return Postgres(self.folder / "postgres", port) if port else None
 
+    def registry(self) -> Registry | None:
+        port = self.layout.registry_port
+        return Registry(self.folder / "registry", port) if port else None
+
     def up(
         self,
         *,
         brokers: int | None = None,
         postgres: bool | None = None,
+        registry: bool | None = None,
         kafka_port: int | None = None,
         postgres_port: int | None = None,
+        registry_port: int | None = None,
         fresh: bool = False,
         doors: tuple[Doors, ...] = (),
         progress: Progress = lambda _part, _text: None,
@@ -161,11 +187,13 @@ class Cluster:
                 self._stop_all(progress)
                 self._erase()
             progress("jars", f"{len(jars.classpath('kafka'))} verified, Java {java.find().version}")
-            self._write_layout(brokers, postgres, kafka_port, postgres_port, doors)
-            with ThreadPoolExecutor(1) as beside:
-                database = beside.submit(self._start_postgres, progress)
+            wanted = _Wanted(brokers, postgres, registry, kafka_port, postgres_port, registry_port, doors)
+            self._write_layout(wanted, progress)
+            with ThreadPoolExecutor(2) as beside:
+                others = [beside.submit(start, progress) for start in (self._start_postgres, self._start_registry)]
                 self._start_brokers(progress)
-                database.result()
+                for other in others:
+                    other.result()
 
     def down(self, progress: Progress = lambda _part, _text: None) -> None:
         """Stop every part that runs. The data stays."""
@@ -178,6 +206,8 @@ class Cluster:
         part.start()
         if isinstance(part, Postgres):
             self._await_postgres(part)
+        elif isinstance(part, Registry):
+            part.await_ready()
         else:
             self._await_brokers({part.name})
 
@@ -186,25 +216,26 @@ class Cluster:
         self.start(name)
 
     def status(self) -> ClusterStatus:
-        postgres = self.postgres()
+        postgres, registry = self.postgres(), self.registry()
         controller, partitions, problem = None, tuple[metadata.Partition, ...](), ""
         try:
             view = metadata.view(metadata.admin(self.bootstrap), timeout_s=3)
             controller, partitions = view.controller, view.partitions
         except SourceError as error:
             problem = str(error)
-        version = postgres.version() if postgres and postgres.state is PartState.UP else None
+        versions = {part.name: part.version() for part in (postgres, registry) if part and part.state is PartState.UP}
         return ClusterStatus(
             folder=str(self.folder),
             bootstrap=self.bootstrap,
             postgres_url=postgres.url if postgres else None,
+            registry_url=registry.url if registry else None,
             parts=tuple(
                 PartStatus(
                     name=part.name,
                     state=part.state,
                     address=part.address,
                     pid=part.pid,
-                    version=self.layout.kafka_version if isinstance(part, Broker) else version or "",
+                    version=self.layout.kafka_version if isinstance(part, Broker) else versions.get(part.name) or "",
                     disk_bytes=disk_use(part.folder),
                     log=str(part.log),
                 )
@@ -242,25 +273,23 @@ class Cluster:
             shutil.rmtree(part.folder, ignore_errors=True)
         self._file.unlink()
 
-    def _write_layout(
-        self,
-        brokers: int | None,
-        postgres: bool | None,
-        kafka_port: int | None,
-        postgres_port: int | None,
-        doors: tuple[Doors, ...],
-    ) -> None:
+    def _write_layout(self, wanted: _Wanted, progress: Progress) -> None:
         """Write the layout of a new cluster, or that of the existing one with the ports and parts of now."""
-        blank = Layout(kafka_uuid(), jars.KAFKA_VERSION, (0,) * (brokers or 3), (), 0, doors)  # 0: a port to be chosen
+        zeros = (0,) * (wanted.brokers or 3)  # ports to be chosen
+        blank = Layout(kafka_uuid(), jars.KAFKA_VERSION, zeros, (), postgres_port=0, doors=wanted.doors)
         old = self.layout if self.exists else blank
-        if brokers not in (None, len(old.broker_ports)):
+        if wanted.brokers not in (None, len(old.broker_ports)):
             raise LocalError(
-                f"the cluster in {self.folder} has {len(old.broker_ports)} brokers, not {brokers}",
+                f"the cluster in {self.folder} has {len(old.broker_ports)} brokers, not {wanted.brokers}",
                 advice="Use --fresh to start an empty cluster, or --dir for a second one.",
             )
-        with_postgres = old.postgres_port is not None if postgres is None else postgres
+        with_postgres = old.postgres_port is not None if wanted.postgres is None else wanted.postgres
+        with_registry = old.registry_port is not None if wanted.registry is None else wanted.registry
+        # That they are installed is known before anything starts.
         if with_postgres:
-            programs()  # that it is installed is known before anything starts
+            programs()
+        if with_registry:
+            progress("registry", f"Apicurio {jars.REGISTRY_VERSION} in {program().parent}")
         running = {part.port for part in self.parts() if part.process()} if self.exists else set[int]()
         pick = PortPicker()
 
@@ -272,17 +301,22 @@ class Cluster:
             return pick.again(before) if before else pick.free()
 
         broker_ports = tuple(
-            choose(kafka_port + n if kafka_port else None, port) for n, port in enumerate(old.broker_ports)
+            choose(wanted.kafka_port + n if wanted.kafka_port else None, port)
+            for n, port in enumerate(old.broker_ports)
         )
         # A live controller's port must not change under the others; with none alive, any will do.
         controller_ports = old.controller_ports
         if not running & set(old.broker_ports):
             controller_ports = tuple(pick.free() for _ in broker_ports)
-        database = choose(postgres_port, old.postgres_port) if with_postgres else None
+        database = choose(wanted.postgres_port, old.postgres_port) if with_postgres else None
+        registry = choose(wanted.registry_port, old.registry_port) if with_registry else None
         if old.postgres_port and not with_postgres:
             Postgres(self.folder / "postgres", old.postgres_port).stop()
+        if old.registry_port and not with_registry:
+            Registry(self.folder / "registry", old.registry_port).stop()
         new = replace(old, kafka_version=jars.KAFKA_VERSION, broker_ports=broker_ports)
-        replace(new, controller_ports=controller_ports, postgres_port=database).write(self._file)
+        new = replace(new, controller_ports=controller_ports, postgres_port=database, registry_port=registry)
+        new.write(self._file)
 
     def _start_brokers(self, progress: Progress) -> None:
         brokers = self.brokers()
@@ -313,6 +347,17 @@ class Cluster:
             progress(postgres.name, f"starting, pid {postgres.pid}")
         self._await_postgres(postgres)
         progress(postgres.name, f"ready at {postgres.url}")
+
+    def _start_registry(self, progress: Progress) -> None:
+        registry = self.registry()
+        if registry is None:
+            return
+        if not registry.process():
+            registry.prepare()
+            registry.start()
+            progress(registry.name, f"starting, pid {registry.pid}")
+        registry.await_ready()
+        progress(registry.name, f"ready at {registry.url}")
 
     def _await_brokers(self, names: set[str], progress: Progress = lambda _part, _text: None) -> None:
         waiting = {broker.number: broker for broker in self.brokers() if broker.name in names}

@@ -43,6 +43,9 @@ def checks(folder: Path) -> Iterator[Check]:
     yield _registry(complete)
     yield from _archives(complete)
     yield _postgres()
+    here = jars.unpacked_folder("registry").exists() or all(jar.path.exists() for jar in jars.locked("registry"))
+    found = "fetched" if here else "not fetched; `avow up --registry` fetches it (109 MB)"
+    yield Check("schema registry", True, f"Apicurio {jars.REGISTRY_VERSION}, {found}")
     why_not = native.why_not()
     yield Check("avow-native", True, f"not used ({why_not}): slower, otherwise the same" if why_not else "used")
 

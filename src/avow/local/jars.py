@@ -1,9 +1,10 @@
 """Jars by Maven coordinates: pinned in ``jars.lock``, fetched with jgo, verified before every use.
 
 The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker
-runs on, ``dashboard`` holds the JavaScript of the dashboard, ``bench`` and ``lake`` are for the benches. Jars live in
-Maven's local repository, so what Maven or another tool has fetched is used as it is; nothing is asked of the network
-for a jar that is there and right. A jar that is there and wrong (cut short, altered) is fetched again.
+runs on, ``registry`` is a schema registry (an archive, which ``unpacked`` unpacks), ``dashboard`` holds the JavaScript
+of the dashboard, ``bench`` and ``lake`` are for the benches. Jars live in Maven's local repository, so what Maven or
+another tool has fetched is used as it is; nothing is asked of the network for a jar that is there and right. A jar that
+is there and wrong (cut short, altered) is fetched again.
 
 Settings, all from the environment: ``M2_REPO`` moves the folder (Maven's own habit), ``AVOW_MAVEN_MIRROR``
 names another repository to fetch from. No address is written here: the default is jgo's.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -30,12 +32,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from avow.errors import LocalError
+from avow.local.class_archive import cache
 
 LOCK = Path(__file__).with_name("jars.lock")
 FETCHES_AT_ONCE = 8
 FETCH_TRIES = 3
 
 KAFKA_VERSION = "4.3.1"
+REGISTRY_VERSION = "3.0.9"  # the newest that runs on Java 17
 SPARK_VERSION = "4.1.3"
 
 # What `lock` resolves. Kafka's jars come with all they depend on.
@@ -49,6 +53,7 @@ RESOLVED_FURTHER = {"kafka"}
 # Fetched only when they are asked for by name. The lists are explicit: pyspark ships the rest, and resolving Spark's
 # Kafka source would ask for a token-provider jar that was never published for this version (the one of 4.0.0 works).
 ON_REQUEST = {
+    "registry": (f"io.apicurio:apicurio-registry-app:tar.gz:all:{REGISTRY_VERSION}",),
     "dashboard": (  # unpacked by dashboard/assets.py
         "org.webjars.npm:htmx.org:2.0.10",
         "org.webjars.npm:chart.js:4.5.1",
@@ -73,15 +78,16 @@ ON_REQUEST = {
 class Jar:
     """One line of the lock."""
 
-    coordinate: str  # group:artifact:version
+    coordinate: str  # group:artifact:version, or group:artifact:packaging:classifier:version
     size: int
     sha256: str
 
     @property
     def path(self) -> Path:
         """Where Maven's layout puts it."""
-        group, artifact, version = self.coordinate.split(":")
-        return repository().joinpath(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+        group, artifact, packaging, classifier, version = _parts(self.coordinate)
+        name = "-".join(filter(None, (artifact, version, classifier)))
+        return repository().joinpath(*group.split("."), artifact, version, f"{name}.{packaging}")
 
     def is_right(self) -> bool:
         """There, whole and unaltered."""
@@ -91,6 +97,13 @@ class Jar:
             return digest(self.path) == self.sha256
         except OSError:  # not there, or not to be read: either way it has to be brought
             return False
+
+
+def _parts(coordinate: str) -> tuple[str, str, str, str, str]:
+    """Group, artifact, packaging, classifier and version, as Maven writes them."""
+    group, artifact, *kind, version = coordinate.split(":")
+    packaging, classifier = kind or ("jar", "")
+    return group, artifact, packaging, classifier, version
 
 
 def repository() -> Path:
@@ -115,6 +128,34 @@ def classpath(name: str) -> list[Path]:
     if wanted:
         _fetch_all(name, wanted)
     return [jar.path for jar in jars]
+
+
+def unpacked_folder(name: str) -> Path:
+    """Where ``unpacked`` puts the archive that is this set. It is there whole, or not at all."""
+    (archive,) = locked(name)
+    return cache() / f"{name}-{archive.sha256[:12]}"
+
+
+def unpacked(name: str) -> Path:
+    """The content of the archive that is this set, fetched and unpacked if it is not there."""
+    folder = unpacked_folder(name)
+    if folder.exists():
+        return folder
+    (archive,) = classpath(name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as temporary:
+            content = Path(temporary, "content")
+            with tarfile.open(archive) as tar:
+                tar.extractall(content, filter="data")
+            content.rename(folder)
+    except OSError as error:
+        if not folder.exists():  # else another process was faster
+            raise LocalError(
+                f"cannot unpack {archive.name} into {folder.parent}: {error}",
+                advice="Free some space, make the folder writable, or set XDG_CACHE_HOME to another one.",
+            ) from error
+    return folder
 
 
 def _fetch_all(name: str, wanted: list[Jar]) -> None:
@@ -168,9 +209,9 @@ def _fetch(jar: Jar, folder: Path, advance: Callable[[int], None]) -> None:
 
 
 def _resolve(
-    coordinate: str, cache: Path, *, packaging: str = "jar", advance: Callable[[int], None] = lambda _: None
+    coordinate: str, cache: Path, *, packaging: str = "", advance: Callable[[int], None] = lambda _: None
 ) -> Path:
-    """The file in the cache, downloaded if it is not there."""
+    """The file in the cache, downloaded if it is not there. ``packaging``: another than the coordinate's."""
     # Imported here: jgo costs a third of a second, and a set that is complete never needs it.
     from jgo.maven import MavenContext, PythonResolver
 
@@ -178,7 +219,7 @@ def _resolve(
     def report(_filename: str, _size: int) -> Iterator[Callable[[int], None]]:
         yield advance
 
-    group, artifact, version = coordinate.split(":")
+    group, artifact, own, classifier, version = _parts(coordinate)
     mirror = os.environ.get("AVOW_MAVEN_MIRROR")
     context = MavenContext(
         resolver=PythonResolver(progress_callback=report),
@@ -186,7 +227,8 @@ def _resolve(
         remote_repos={"mirror": mirror.rstrip("/")} if mirror else None,
         timeout=30,
     )
-    return Path(context.project(group, artifact).at_version(version).artifact(packaging=packaging).resolve())
+    component = context.project(group, artifact).at_version(version)
+    return Path(component.artifact(classifier=classifier, packaging=packaging or own).resolve())
 
 
 def reach_registry() -> None:
