@@ -492,3 +492,21 @@ def test_what_is_kept_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
             asking.by_id(number)
     assert len(module._known) <= 20
     assert _known(url, 49)
+
+
+def test_a_proxy_of_the_environment_is_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        paths.append(handler.path)
+        say(handler, 200, [])
+
+    with server(answer) as url:
+        for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", url)
+        client("http://registry.invalid:8081").subjects()
+        client(url).subjects()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{PortPicker().free()}")
+        client(url).subjects()
+    assert paths == ["http://registry.invalid:8081/subjects", "/subjects", "/subjects"]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from avow import errors
 from avow.engines.causes import cause_line, trace, translated
-from avow.errors import AvowError, ConfigError, SinkError, SourceError
+from avow.engines.driver import STOPS
+from avow.errors import AvowError, ConfigError, RegistryRefused, RegistryUnavailable, SinkError, SourceError
 from avow.kafka.connect import redact
 from avow.sinks.postgres import tables
 
@@ -54,6 +56,8 @@ def in_worker(line: str, *frames: str) -> Captured:
         (in_worker("OSError: reset", "sinks/lake/task.py", "kafka/reader.py"), SourceError, "OSError: reset"),
         (in_worker("avow.errors.SinkError: the database is away\nfor now", "engines/spark.py"), SinkError, "the data"),
         (in_worker("avow.errors.ConfigError: source.kafka: no"), ConfigError, "source.kafka: no"),
+        (in_worker("avow.errors.RegistryUnavailable: away", "avow/schema_registry.py"), RegistryUnavailable, "away"),
+        (in_worker("avow.errors.RegistryRefused: 401", "avow/schema_registry.py"), RegistryRefused, "401"),
         (
             Captured("[PLAN_FAILED] the plan SQLSTATE: 39000 SQLSTATE: XXKST\n=== Query"),
             AvowError,
@@ -94,3 +98,11 @@ def test_errors_that_come_by_spark_connect() -> None:
         f"(crashed).\n{JAVA}Caused by: java.net.SocketException: Connection reset\n{JAVA}",
     )
     assert cause_line(crashed).startswith("a Python worker exited unexpectedly: it crashed or was killed")
+
+
+def test_what_is_a_named_stop_is_one_by_its_own_name() -> None:
+    """What a Spark task reports is found in the table by the name of its class."""
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    stops = {name for name, kind in kinds.items() if issubclass(kind, tuple(STOPS.values()))}
+    assert stops == STOPS.keys()
+    assert not issubclass(RegistryUnavailable, tuple(STOPS.values())), "it may pass"

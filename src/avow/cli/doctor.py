@@ -25,9 +25,9 @@ def doctor(folder: Path, as_json: bool) -> None:
         if as_json:
             continue
         mark = "[green]ok[/]     " if check.ok else "[red]problem[/]"
-        console.print(f"  {mark} {check.name:<15}{check.found}")
+        console.print(f"  {mark} {check.name:<16}{check.found}")
         if not check.ok:
-            console.print(f"  {'':<23}[bold]what to do:[/] {check.advice}")
+            console.print(f"  {'':<24}[bold]what to do:[/] {check.advice}")
     if as_json:
         print_json([asdict(check) for check in done])
     if not all(check.ok for check in done):

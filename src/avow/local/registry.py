@@ -56,6 +56,7 @@ class Registry(ClusterPart):
             "apicurio.storage.sql.kind": "h2",
             # Without a delay: H2 has commits on disk half a second later otherwise, and a kill takes them.
             "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data'};WRITE_DELAY=0",
+            "apicurio.ccompat.max-subjects": 100_000,  # 1,000, and a list of them would end there without a word
             "apicurio.import.work-dir": self.folder / "tmp",
             **{f"{pool}.{size}-size": 1 for pool in pools for size in ("initial", "min")},
         }
