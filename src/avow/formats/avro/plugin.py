@@ -100,10 +100,11 @@ def _maker(reader: Compiled, *, refuse_nul: bool) -> MakeReader:
     from avow.formats.avro.readers import schema_reader
 
     assert isinstance(reader, AvroSchema)
+    by_column = native.library() is not None
 
     def make(writer: Text | None) -> SchemaReader:
         written = (writer.text, tuple(writer.references.values())) if writer else (reader.text, reader.references)
-        return schema_reader(reader, *written, refuse_nul=refuse_nul, by_column=native.library() is not None)
+        return schema_reader(reader, *written, refuse_nul=refuse_nul, by_column=by_column)
 
     return make
 

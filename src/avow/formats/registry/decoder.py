@@ -75,7 +75,7 @@ class Readers:
             self._read_group(self._reader(None), values, at, rows)
             return
         ids = schema_ids(values)
-        groups = np.unique(ids).tolist()
+        groups = [int(ids[0])] if (ids == ids[0]).all() else np.unique(ids).tolist()
         for group in groups:
             reader = None if group < 0 else self._known_reader(group)
             if len(groups) == 1:

@@ -46,8 +46,9 @@ def schema_ids(values: pa.BinaryArray) -> Ids:
         return np.full(count, -1, np.int64)
     octets = np.frombuffer(data, np.uint8)
     at = np.minimum(starts, size - FRAME_BYTES)
-    ids = np.zeros(count, np.int64)
-    for place in range(1, FRAME_BYTES):
-        ids = (ids << 8) | octets[at + place]
+    ids = octets[at + 1].astype(np.int64)
+    for place in range(2, FRAME_BYTES):
+        ids <<= 8
+        ids |= octets[at + place]
     good = (ends[1:] - starts >= FRAME_BYTES) & (octets[at] == 0)
-    return np.where(good, ids, -1)
+    return ids if good.all() else np.where(good, ids, -1)
