@@ -347,7 +347,8 @@ class DriverSink(ClosingContext, ABC):
     """The sink as the driver of a run sees it. Not for use by two threads at once."""
 
     _pipeline: PipelineConfig
-    remarks: Sequence[str] = ()  # what is declared otherwise than when the pipeline last ran; after ``prepare_table``
+    # After ``prepare_table``: what it has altered, and what is declared otherwise than when the pipeline last ran.
+    remarks: Sequence[str] = ()
 
     @abstractmethod
     def prepare(self) -> None:

@@ -82,6 +82,7 @@ class PostgresConfig(SinkConfig):
     table: Annotated[Table, PlainValidator(parse_table), PlainSerializer(str)] = Field(
         description='"table", "schema.table" or ["schema", "table"]'
     )
+    evolve: Literal["refuse", "add"] = Field("refuse", description='"refuse" or "add"')
 
     _timeout_s: float | None = PrivateAttr(None)
 

@@ -250,12 +250,13 @@ class PostgresDriver(DriverSink):
             self._migrate()
 
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
-        """Make or check the target table. True if it was made."""
+        """Make, alter or check the target table. True if it was made."""
         with self._alone("cannot prepare the table"):
-            made = tables.make_or_check(self._session, self._sink, tables.columns(fields, self._sink, rest=rest))
+            done = tables.make_or_check(self._session, self._sink, tables.columns(fields, self._sink, rest=rest))
+            self.remarks = [f"table {self._sink.table}: {altered}" for altered in done.altered]
             self._remember_table()
         self._has_table = True
-        return made
+        return done.made
 
     def _remember_table(self) -> None:
         """Refuse another table than the one that the positions are of; remark what else is declared otherwise."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,9 +20,10 @@ from avow.arrow import arrow_type
 from avow.errors import ConfigError
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 from avow.settings import REST_COLUMN
+from avow.sinks.evolution import advice, missing
 from avow.sinks.json import NotJson, value_text
 from avow.sinks.postgres.config import PostgresConfig, Table
-from avow.sinks.postgres.session import Session, as_sink_error, message, name
+from avow.sinks.postgres.session import Session, as_sink_error, message, name, unavailable
 
 _TYPES = {
     Scalar.BOOLEAN: "boolean",
@@ -46,9 +47,10 @@ class TableColumn:
     type: str  # PostgreSQL's own name of it
     required: bool
 
-    def takes(self, existing: str) -> bool:
-        """Whether a column of type ``found`` can take our values without changing one."""
-        if self.type == existing:
+    def takes(self, existing: str, *, evolves: bool = False) -> bool:
+        """Whether a column of type ``existing`` can take our values without changing one. One that was widened takes
+        them where the sink evolves: they are sent in its type (``widened``)."""
+        if self.type == existing or (evolves and existing in _WIDER.get(self.type, ())):
             return True
         if self.type == "text":
             return re.fullmatch(r"character varying(\(\d+\))?", existing) is not None
@@ -58,6 +60,17 @@ class TableColumn:
         if ours and theirs:
             return theirs[1] >= ours[1] and theirs[0] - theirs[1] >= ours[0] - ours[1]
         return False
+
+
+# What ALTER ... TYPE may make of a column without losing anything; of a numeric also one with more digits.
+_WIDER = {"smallint": ("integer", "bigint"), "integer": ("bigint",), "real": ("double precision",)}
+
+
+def _may_become(existing: str, wanted: str) -> bool:
+    theirs, ours = _numeric(existing), _numeric(wanted)
+    if theirs and ours:
+        return ours[0] > theirs[0] and ours[1] == theirs[1]
+    return wanted in _WIDER.get(existing, ())
 
 
 def _numeric(text: str) -> tuple[int, int] | None:
@@ -96,19 +109,31 @@ def full_name(table: Table) -> str:
     return ".".join(name(part) for part in (table.schema, table.name) if part)
 
 
-def make_or_check(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> bool:
-    """Make the table if it is absent (True), else refuse it unless it can take every row as it is."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was done to the table."""
+
+    made: bool = False
+    altered: tuple[str, ...] = ()  # by sink.evolve, in a sentence each
+
+
+def make_or_check(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> Prepared:
+    """Make the table if it is absent; else let it follow the columns as far as ``sink.evolve`` says, and refuse it
+    unless it then takes every row as it is."""
     existing = _found(session, sink.table)
-    if existing is not None:
-        _check_kind_and_rights(session, sink, wanted)
-        differences = [*_differences(wanted, existing, sink), *_key_differences(session, sink)]
-        if differences:
-            raise ConfigError(
-                f"table {sink.table} does not fit this pipeline's rows:\n"
-                + "\n".join(f"  {difference}" for difference in differences),
-                advice="Alter the table or decode.schema (docs/PIPELINE.md), or name a new table.",
-            )
-        return False
+    if existing is None:
+        _make(session, sink, wanted)
+        return Prepared(made=True)
+    _check_kind(session, sink)
+    changes = _changes(wanted, existing, sink)
+    _refuse_differences(session, sink, wanted, _after(existing, changes))
+    if changes:
+        changes = _alter(session, sink, wanted, changes)
+    _check_rights(session, sink, wanted)
+    return Prepared(altered=tuple(change.shown for change in changes))
+
+
+def _make(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
     lines = [f"{name(c.name)} {c.type}{' NOT NULL' if c.required else ''}" for c in wanted]
     if sink.key:
         lines.append(f"PRIMARY KEY ({', '.join(map(name, sink.key))})")
@@ -119,7 +144,98 @@ def make_or_check(session: Session, sink: PostgresConfig, wanted: list[TableColu
             f"table {sink.table} cannot be created: {message(error)}",
             advice="Grant the user of sink.url CREATE on the schema, or create the table and its schema beforehand.",
         ) from None
-    return True
+
+
+# A table that follows the declared columns (sink.evolve = "add")
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    column: TableColumn
+    before: str  # its type; nothing if there was no such column
+
+    @property
+    def action(self) -> str:
+        quoted, type_ = name(self.column.name), self.column.type
+        return f"ALTER COLUMN {quoted} TYPE {type_}" if self.before else f"ADD COLUMN {quoted} {type_}"
+
+    @property
+    def shown(self) -> str:
+        if self.before:
+            return f"column {self.column.name!r} was widened from {self.before} to {self.column.type}"
+        return f"column {self.column.name!r} ({self.column.type}) was added"
+
+
+def _changes(wanted: list[TableColumn], existing: dict[str, _Found], sink: PostgresConfig) -> list[_Change]:
+    """What the table lacks, and can be given without touching what is in it."""
+    if sink.evolve != "add":
+        return []
+    names = {other.lower() for other in existing}
+    changes = []
+    for column in wanted:
+        found = existing.get(column.name)
+        if found is None and not column.required and column.name.lower() not in names:
+            changes.append(_Change(column, ""))
+        elif found is not None and not found.generated and _may_become(found.type, column.type):
+            changes.append(_Change(column, found.type))
+    return changes
+
+
+def _after(existing: dict[str, _Found], changes: list[_Change]) -> dict[str, _Found]:
+    added = _Found("", required=False, fills_itself=False, generated=False, identity_always=False)
+    after = {c.column.name: replace(existing.get(c.column.name, added), type=c.column.type) for c in changes}
+    return existing | after
+
+
+def _alter(session: Session, sink: PostgresConfig, wanted: list[TableColumn], changes: list[_Change]) -> list[_Change]:
+    """Alter the table, in one statement, so that it is rewritten once at most. What was done."""
+    table = full_name(sink.table)
+    _check_owner(session, sink, changes)
+    try:
+        # From here on nobody else alters it: a column that somebody has made wider still must not be narrowed.
+        session.run(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        existing = _found(session, sink.table) or {}
+        changes = _changes(wanted, existing, sink)
+        _refuse_differences(session, sink, wanted, _after(existing, changes))
+        if changes:
+            session.run(_statement(sink, changes))
+    except DatabaseError as error:
+        if unavailable(error):
+            raise
+        detail = error.diag.message_detail
+        raise ConfigError(
+            f"table {sink.table} cannot be altered as sink.evolve wants it: {message(error)}"
+            f"{f'. {detail}' if detail else ''}",
+            advice=f"Alter it by hand: {_statement(sink, changes)};",
+        ) from None
+    return changes
+
+
+def _statement(sink: PostgresConfig, changes: list[_Change]) -> str:
+    return f"ALTER TABLE {full_name(sink.table)} {', '.join(change.action for change in changes)}"
+
+
+def _check_owner(session: Session, sink: PostgresConfig, changes: list[_Change]) -> None:
+    """No right can be granted to alter a table: it is its owner's."""
+    ((user, owner, owns),) = session.query(
+        "SELECT current_user::text, pg_get_userbyid(relowner)::text, pg_has_role(relowner, 'USAGE') FROM pg_class"
+        " WHERE oid = to_regclass($1)",
+        full_name(sink.table),
+    )
+    if not owns:
+        raise ConfigError(
+            f"user {user} may not alter table {sink.table}, which belongs to {owner} (SQLSTATE 42501):\n"
+            + "\n".join(f"  {_lacking(change)}" for change in changes),
+            advice=f"Let {owner} run: {_statement(sink, changes)}; "
+            f"Or let sink.evolve do it: GRANT {name(owner)} TO {name(user)};",
+        )
+
+
+def _lacking(change: _Change) -> str:
+    column = change.column
+    if change.before:
+        return f"column {column.name!r} has type {change.before} instead of {column.type}"
+    return f"column {column.name!r} ({column.type}) is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +260,8 @@ def _found(session: Session, table: Table) -> dict[str, _Found] | None:
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
 
 
-def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
-    """What every write would fail with, before anything is read."""
-    ((user,),) = session.query("SELECT current_user::text")
+def _check_kind(session: Session, sink: PostgresConfig) -> None:
+    """Refuse what is no table, or none that keeps its rows."""
     for where, kind, unlogged in session.query(
         "WITH RECURSIVE tree (relid) AS (SELECT to_regclass($1)::oid UNION ALL SELECT inhrelid FROM pg_inherits"
         " JOIN tree ON inhparent = relid JOIN pg_class ON oid = relid AND relkind = 'p')"
@@ -166,6 +281,11 @@ def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[
                 f"sink.table: {where} is UNLOGGED: a crash of the server would empty it, and leave the positions",
                 advice="ALTER TABLE ... SET LOGGED makes it a table that keeps its rows.",
             )
+
+
+def _check_rights(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
+    """What every write would fail with, before anything is read."""
+    ((user,),) = session.query("SELECT current_user::text")
     rights = {"append": ["INSERT"], "dedupe": ["INSERT", "SELECT"], "upsert": ["INSERT", "SELECT", "UPDATE", "DELETE"]}
     needed = rights[sink.mode]
     if "SELECT" not in needed and traits(session, sink.table).row_security:
@@ -201,12 +321,25 @@ def _check_kind_and_rights(session: Session, sink: PostgresConfig, wanted: list[
         )
 
 
+def _refuse_differences(
+    session: Session, sink: PostgresConfig, wanted: list[TableColumn], existing: dict[str, _Found]
+) -> None:
+    differences = [*_differences(wanted, existing, sink), *_key_differences(session, sink)]
+    if differences:
+        raise ConfigError(
+            f"table {sink.table} does not fit this pipeline's rows:\n"
+            + "\n".join(f"  {difference}" for difference in differences),
+            advice=advice(differences, sink.evolve),
+        )
+
+
 def _differences(wanted: list[TableColumn], existing: dict[str, _Found], sink: PostgresConfig) -> Iterator[str]:
+    evolves = sink.evolve == "add"
     for column in wanted:
         column_found = existing.get(column.name)
         if column_found is None:
-            yield f"column {column.name!r} ({column.type}) is missing"
-        elif not column.takes(column_found.type):
+            yield missing(column.name, column.type, existing, evolves=evolves, required=column.required)
+        elif not column.takes(column_found.type, evolves=evolves):
             yield f"column {column.name!r} has type {column_found.type} instead of {column.type}"
         elif column_found.generated:
             yield f"column {column.name!r} is a generated column, which cannot be written"
@@ -304,15 +437,35 @@ def _encode(array: pa.Array) -> pa.Array:
 _ARROW = {arrow_type(scalar): type_ for scalar, type_ in _TYPES.items()} | {pa.json_(): "jsonb"}
 
 
+def _our_type(type_: pa.DataType) -> str:
+    if pa.types.is_decimal(type_):
+        return f"numeric({type_.precision},{type_.scale})"
+    return _ARROW.get(type_, str(type_))
+
+
+_SENT_AS = {"integer": pa.int32(), "bigint": pa.int64(), "double precision": pa.float64()}
+
+
+def widened(rows: pa.RecordBatch, traits: TableTraits) -> pa.RecordBatch:
+    """Rows in the table's types, where another run of the pipeline has widened columns since this one declared them."""
+    for number, field in enumerate(rows.schema):
+        existing = traits.types.get(field.name, "")
+        if existing in _WIDER.get(_our_type(field.type), ()):
+            rows = rows.set_column(number, field.name, rows.column(number).cast(_SENT_AS[existing]))
+    return rows
+
+
 def check_types(schema: pa.Schema, table: Table, traits: TableTraits) -> None:
     """Refuse columns whose type was changed since the run began. Binary COPY converts nothing: bytes of another type
     are refused, row by row, or taken for another value."""
     for field in schema:
-        if pa.types.is_decimal(field.type):
-            type_ = f"numeric({field.type.precision},{field.type.scale})"
-        else:
-            type_ = _ARROW.get(field.type, str(field.type))
-        existing = traits.types.get(field.name, "missing")
+        type_, existing = _our_type(field.type), traits.types.get(field.name)
+        if existing is None:
+            raise ConfigError(
+                f"table {table} has no column {field.name!r} ({type_})",
+                advice="Run the pipeline: a run checks the table when it starts, and adds columns where sink.evolve = "
+                '"add".',
+            )
         if not TableColumn(field.name, type_, required=False).takes(existing):
             raise ConfigError(
                 f"column {field.name!r} of table {table} now has type {existing} instead of {type_}",

@@ -125,6 +125,8 @@ class PostgresTask(TaskSink):
         at = encoded.schema.get_field_index(REST_COLUMN)
         if at >= 0:
             encoded = encoded.set_column(at, REST_COLUMN, tables.json_text(encoded.column(at)))
+        if self._sink.evolve == "add":
+            encoded = tables.widened(encoded, traits)
         tables.check_types(encoded.schema, self._sink.table, traits)
         return encoded
 
