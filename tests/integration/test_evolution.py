@@ -16,11 +16,13 @@ from tests.fix_sinks import Bench
 
 from avow.client_cache import close_clients
 from avow.engines.redrive import Redriven, redrive
-from avow.errors import ConfigError, SinkUnavailable
+from avow.errors import ConfigError, PositionMoved, SinkUnavailable
 from avow.ledger import Counts
 from avow.settings import PipelineConfig
 from avow.sinks import driver_sink
 from avow.sinks.base import Selection
+from avow.sinks.lake.maintenance import compact
+from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.postgres import session as postgres_session
 from avow.sinks.postgres.session import Session
 from avow.testing.sinks import SCHEMA, audit_findings, lenient, record
@@ -482,3 +484,176 @@ def test_a_run_that_refuses_stops_where_another_widens(b: Bench) -> None:
         with pytest.raises(ConfigError, match="now has type bigint instead of integer"):
             run.deliver({0: [record(2)]})
         assert run.position() == 1
+
+
+# Lakes
+
+LAKE_NARROW = "id int not null, account string not null, amount float, a byte, b short, d decimal(6,2)"
+LAKE_WIDE = "id long not null, account string not null, amount double, a int, b long, d decimal(20,2)"
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def lake(request: pytest.FixtureRequest, bench: Callable[..., Bench]) -> Bench:
+    return bench(request.param)
+
+
+@pytest.fixture
+def iceberg(bench: Callable[..., Bench]) -> Bench:
+    return bench("iceberg")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once", "exactly-once"])
+def test_a_lakes_older_run_goes_on_beside_a_new_column(lake: Bench, mode: str, guarantee: str) -> None:
+    b, older = lake, declared(lake, SCHEMA, mode, guarantee=guarantee)
+    with b.run(older, member=[0]) as run:
+        run.deliver({0: [record(0), record(1, note="early")]})
+        newer = declared(b, WIDER, mode, guarantee=guarantee)
+        staged = run.stage({0: [record(2), record(3, note="early")]})
+        with b.run(newer, member=[1]) as next_run:
+            assert [line.partition(": ")[2] for line in next_run.store.remarks] == ["column 'note' (string) was added"]
+            run.commit(*staged)
+            next_run.deliver({1: [record(10, note="new"), record(11)]})
+            run.deliver({0: [record(4), record(0, amount=9.0)]})
+            assert run.counts() == Counts(8, 6 - (mode == "dedupe"), 2, int(mode == "dedupe"))
+    assert prepare(newer) == [], "once"
+    notes = {row["id"]: row["note"] for row in b.rows()}
+    assert notes == {0: None, 2: None, 4: None, 10: "new", 11: None}
+    if mode != "upsert":  # a redrive reads the topic on for null values, and there is no Kafka here
+        assert redrive(newer, Selection(), pytest.fail) == Redriven(written=2)
+        assert [row["note"] for row in b.rows() if row["id"] in (1, 3)] == ["early", "early"]
+    if mode == "append":
+        of_0 = [
+            record(0),
+            record(1, note="early"),
+            record(2),
+            record(3, note="early"),
+            record(4),
+            record(0, amount=9.0),
+        ]
+        assert audit_findings(newer, {0: of_0, 1: [record(10, note="new"), record(11)]}) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_icebergs_columns_are_widened_under_a_run(iceberg: Bench, mode: str) -> None:
+    b, older = iceberg, declared(iceberg, LAKE_NARROW, mode)
+    with b.run(older, member=[0]) as run:
+        run.deliver({0: [record(1, a=-128, b=-32768, d=1234.56), record(2, amount=0.1), record(2**40)]})
+        staged = run.stage({0: [record(3)]})
+        with b.run(declared(b, LAKE_WIDE, mode), member=[1]) as newer:
+            said = [line.partition(": ")[2] for line in newer.store.remarks]
+            assert said == [
+                "column 'id' was widened from int32 to int64",
+                "column 'amount' was widened from float to double",
+                "column 'b' was widened from int32 to int64",
+                "column 'd' was widened from decimal128(6, 2) to decimal128(20, 2)",
+            ]
+            newer.deliver({1: [record(2**50, a=2**31 - 1, b=2**63 - 1, d=999999999999.5, amount=0.1)]})
+            with pytest.raises(PositionMoved, match="were widened since the run began"):
+                run.commit(*staged)
+            run.store.prepare_table(older.decode.columns.fields, rest=False)  # as the next attempt does
+            run.deliver({0: [record(3, b=7, d=-9999.99), record(-4, amount=None)]})
+            if mode == "upsert":
+                newer.deliver({1: [record(2, amount=2.5)]})
+                run.deliver({0: [None]}, keys={0: [b'{"id": 1}']})
+    rows = {row["id"]: tuple(row[column] for column in ("amount", "a", "b", "d")) for row in b.rows()}
+    assert rows == {
+        **({} if mode == "upsert" else {1: (0.25, -128, -32768, Decimal("1234.56"))}),
+        2: (2.5 if mode == "upsert" else 0.10000000149011612, None, None, None),
+        3: (0.75, None, 7, Decimal("-9999.99")),
+        -4: (None, None, None, None),
+        2**50: (0.1, 2**31 - 1, 2**63 - 1, Decimal("999999999999.50")),
+    }
+    if mode != "upsert":
+        assert redrive(declared(b, LAKE_WIDE, mode), Selection(), pytest.fail) == Redriven(written=1)
+        assert 2**40 in b.ids()
+    compact(lake_tables(older)[0], b.name, 1 << 27)
+    assert (
+        rows.items()
+        <= {row["id"]: tuple(row[column] for column in ("amount", "a", "b", "d")) for row in b.rows()}.items()
+    )
+    with b.run(older) as run:  # an older file may run again
+        run.deliver({0: [record(77)]})
+    assert 77 in b.ids()
+
+
+def test_delta_widens_nothing_and_says_why(bench: Callable[..., Bench]) -> None:
+    b = bench("delta")
+    prepare(declared(b, LAKE_NARROW))
+    lines, advice = refused(declared(b, f"{LAKE_WIDE}, note string"))
+    assert lines[1:] == [
+        "column 'id' has type int32 instead of int64",
+        "column 'amount' has type float instead of double",
+        "column 'a' has type int8 instead of int32",
+        "column 'b' has type int16 instead of int64",
+        "column 'd' has type decimal128(6, 2) instead of decimal128(20, 2)",
+    ]
+    assert "it widens none of a Delta table, since deltalake (1.6.6) has no type widening" in advice
+    assert "note" not in b.frame().columns, "nothing is added where something else does not fit"
+
+
+def test_a_delta_table_that_is_wider_already_is_taken(bench: Callable[..., Bench]) -> None:
+    b = bench("delta")
+    prepare(declared(b, LAKE_WIDE))
+    with b.run(declared(b, LAKE_NARROW)) as run:
+        run.deliver({0: [record(1, d=1.5)]})
+    assert [(row["id"], row["amount"], row["d"]) for row in b.rows()] == [(1, 0.25, Decimal("1.50"))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("x int", "x string", "column 'x' has type int32 instead of string"),
+        ("x long", "x double", "column 'x' has type int64 instead of double"),
+        ("x decimal(6,2)", "x decimal(9,3)", "column 'x' has type decimal128(6, 2) instead of decimal128(9, 3)"),
+        ("x int", "x int, more string not null", "column 'more' (string) is missing, and cannot be added as NOT NULL"),
+        ("x int", "X int", "column 'X' (int32) is missing: the table has 'x', which differs only in case"),
+        ("x int not null", "y int", "column 'x' is NOT NULL, but the pipeline does not write it"),
+    ],
+)
+def test_any_other_change_of_a_lake_stops_by_name(lake: Bench, before: str, after: str, line: str) -> None:
+    first = "id long not null, account string not null"
+    prepare(declared(lake, f"{first}, {before}"))
+    lines, _ = refused(declared(lake, f"{first}, new int, {after}"))
+    assert len(lines) == 2
+    assert lines[1].startswith(line)
+    assert "new" not in lake.frame().columns
+
+
+def test_a_column_that_partitions_a_table_is_not_widened(iceberg: Bench) -> None:
+    prepare(declared(iceberg, "id int not null, x int", "append", ADD, 'partition_by = "x"'))
+    lines, _ = refused(declared(iceberg, "id long not null, x long", "append", ADD, 'partition_by = "x"'))
+    assert lines[1:] == ["column 'x' has type int32 instead of int64"]
+
+
+def test_a_lakes_column_that_vanished_is_null(lake: Bench) -> None:
+    with lake.run(declared(lake, WIDER)) as run:
+        run.deliver({0: [record(0, note="kept")]})
+    with lake.run(declared(lake, SCHEMA)) as run:
+        run.deliver({0: [record(1)]})
+    assert [row["note"] for row in lake.rows()] == ["kept", None]
+
+
+def test_two_newer_files_at_once_are_both_in_a_lake(lake: Bench) -> None:
+    prepare(declared(lake, SCHEMA))
+    files = [
+        declared(lake, f"{SCHEMA}, {more}") for more in ("one string", "two int, both long", "three int, both long")
+    ]
+    ready = threading.Barrier(6)
+
+    def start(number: int) -> list[str]:
+        ready.wait(20)
+        return prepare(files[number % 3])
+
+    with ThreadPoolExecutor(6) as pool:
+        remarks = [line for lines in pool.map(start, range(6)) for line in lines]
+    assert len(remarks) == len(set(remarks)) == 4, "each change was made once"
+    assert {"one", "two", "three", "both"} <= set(lake.frame().columns)
+
+
+def test_a_redrive_does_not_squeeze_values_into_a_narrower_column(lake: Bench) -> None:
+    """Before a run of the newer file has widened it."""
+    with lake.run(declared(lake, LAKE_NARROW), partitions=1) as run:
+        run.deliver({0: [record(0), record(2**40)]})
+    with pytest.raises(ConfigError, match="column 'id' has type int32 instead of int64"):
+        redrive(declared(lake, LAKE_WIDE), Selection(), pytest.fail)

@@ -24,11 +24,14 @@ def missing(name: str, type_: object, existing: Collection[str], *, evolves: boo
     return text
 
 
-def advice(lines: Sequence[str], evolve: str) -> str:
-    """What to do about a table that does not fit."""
+def advice(lines: Sequence[str], evolve: str | None, reason: str = "") -> str:
+    """What to do about a table that does not fit. ``evolve``: None where it has no part in it; ``reason``: why the sink
+    cannot widen a column, if it cannot."""
+    by_type = any("has type" in line for line in lines)
+    more = ""
     if evolve == "add":
-        cannot = f' (sink.evolve = "add" adds columns that may be null, and {WIDENS})'
-        return f"Alter the table or decode.schema (docs/PIPELINE.md){cannot}, or name a new table."
-    could = any("is missing" in line or "has type" in line for line in lines)
-    set_ = ', set sink.evolve = "add"' if could else ""
-    return f"Alter the table or decode.schema (docs/PIPELINE.md){set_}, or name a new table."
+        why = reason if by_type and reason else WIDENS
+        more = f' (sink.evolve = "add" adds columns that may be null; {why})'
+    elif evolve is not None and (by_type or any("is missing" in line for line in lines)):
+        more = ', set sink.evolve = "add"'
+    return f"Alter the table or decode.schema (docs/PIPELINE.md){more}, or name a new table."

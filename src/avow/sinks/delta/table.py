@@ -75,6 +75,7 @@ class DeltaLakeTable(LakeTable):
     """One table. ``pipeline`` names whose ledger in it is meant."""
 
     partition_in_files = False
+    never_widens = "it widens none of a Delta table, since deltalake (1.6.6) has no type widening"
     _library_errors = (DeltaError, pa.ArrowException, OSError, ValueError)
     _advice = "Check sink.path, its permissions and its free space, and sink.options."
 
@@ -336,7 +337,7 @@ class DeltaLakeTable(LakeTable):
         ours, since = self._since()
         return len(since) == self.version - ours
 
-    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+    def alter(self, fields: Sequence[pa.Field]) -> None:
         schema = DeltaSchema.from_arrow(pa.schema([field.with_nullable(True) for field in fields]))
         with self._committing():
             self._handle.alter.add_columns(

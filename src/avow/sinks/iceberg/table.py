@@ -57,6 +57,7 @@ from avow.sinks.iceberg.catalog import CachedTransaction, open_catalog, without_
 from avow.sinks.iceberg.config import IcebergConfig
 from avow.sinks.iceberg.field_ids import FieldIdDataset
 from avow.sinks.lake import ledger_snapshot
+from avow.sinks.lake.columns import changed
 from avow.sinks.lake.files import DataFile, FileWriter, Location, in_s3, path_of
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
 from avow.sinks.lake.table import EVERY_OFFSET, CommitConflict, LakeTable, RowFilter, TableLayout, partition_problems
@@ -245,8 +246,12 @@ class IcebergLakeTable(LakeTable):
     def _source(self, number: int) -> str:
         return self._handle.schema().find_column_name(number) or "?"
 
-    def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        wanted = pa.schema([*self.schema(), *(field.with_nullable(True) for field in fields)])
+    def can_widen(self, column: str) -> bool:
+        """Not one by which files are put: manifests have its values in the type of before."""
+        return column not in [self._source(field.source_id) for field in self._handle.spec().fields]
+
+    def alter(self, fields: Sequence[pa.Field]) -> None:
+        wanted = changed(self.schema(), fields)
         with self._committing(), self._handle.update_schema() as update:
             update.union_by_name(wanted)
         self.load()

@@ -5,7 +5,8 @@ Owns: that comparison. Must not know: any format, commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -13,6 +14,7 @@ from avow.arrow import arrow_type
 from avow.errors import ConfigError
 from avow.schema import Array, Field, Map, Struct, Type
 from avow.settings import REST_COLUMN
+from avow.sinks.evolution import advice, missing
 from avow.sinks.lake.config import LakeConfig, PartitionBy
 from avow.sinks.lake.table import LakeTable, TableLayout
 
@@ -49,25 +51,69 @@ def partitioned(schema: pa.Schema, by: PartitionBy | None, required: frozenset[s
     return TableLayout(schema, pa.field(f"{by.column}_day", pa.date32()), by.column, required)
 
 
-def differences(wanted: TableLayout, table: LakeTable) -> list[str]:
-    table_fields = {field.name: field for field in table.schema()}
+def differences(wanted: TableLayout, existing: pa.Schema, *, evolve: str) -> list[str]:
+    table_fields = {field.name: field for field in existing}
+    evolves = evolve == "add"
     lines = []
     for field in wanted.schema:
-        existing = table_fields.get(field.name)
-        if existing is None:
-            lines.append(f"column {field.name!r} ({field.type}) is missing")
-        elif _plain(existing.type) != _plain(field.type):
-            lines.append(f"column {field.name!r} has type {existing.type} instead of {field.type}")
+        found = table_fields.get(field.name)
+        if found is None:
+            lines.append(missing(field.name, field.type, table_fields, evolves=evolves, required=not field.nullable))
+        elif not (_plain(found.type) == _plain(field.type) or (evolves and is_wider(found.type, field.type))):
+            lines.append(f"column {field.name!r} has type {found.type} instead of {field.type}")
         else:
-            stricter = [path for path in _stricter(existing, field, field.name) if path not in wanted.required]
+            stricter = [path for path in _stricter(found, field, field.name) if path not in wanted.required]
             lines += [f"column {path!r} is NOT NULL, but the pipeline's column is nullable" for path in stricter]
     ours = {*wanted.schema.names, *([wanted.partition.name] if wanted.partition is not None else [])}
     lines += [
         f"column {name!r} is NOT NULL, but the pipeline does not write it"
-        for name, existing in table_fields.items()
-        if name not in ours and not existing.nullable
+        for name, found in table_fields.items()
+        if name not in ours and not found.nullable
     ]
     return lines
+
+
+def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether a type holds all values of another one as they are, in the way that a column may become of it."""
+    for kind in (pa.types.is_signed_integer, pa.types.is_floating):
+        if kind(wide) and kind(narrow):
+            return bool(wide.bit_width > narrow.bit_width)
+    both = pa.types.is_decimal(wide) and pa.types.is_decimal(narrow)
+    return bool(both and wide.scale == narrow.scale and wide.precision > narrow.precision)
+
+
+def changes(wanted: TableLayout, existing: pa.Schema, widens: Callable[[str], bool]) -> list[pa.Field]:
+    """The columns that the table lacks, and those that it can have in a wider type: it is asked which."""
+    names = {name.lower() for name in existing.names}
+    found = []
+    for field in wanted.schema:
+        if field.name not in existing.names:
+            if field.nullable and field.name.lower() not in names:
+                found.append(field)
+        elif is_wider(field.type, existing.field(field.name).type) and widens(field.name):
+            found.append(existing.field(field.name).with_type(field.type))
+    return found
+
+
+def changed(existing: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
+    """The columns of a table with these, which it has in another type or lacks."""
+    for field in fields:
+        at = existing.get_field_index(field.name)
+        existing = existing.append(field) if at < 0 else existing.set(at, field)
+    return existing
+
+
+def as_table_has(layout: TableLayout, existing: pa.Schema) -> TableLayout:
+    """Our columns in the types in which the table has them, where these are wider: so they are written."""
+    schema = layout.schema
+    for at, field in enumerate(schema):
+        type_ = existing.field(field.name).type
+        if is_wider(type_, field.type):
+            schema = schema.set(at, field.with_type(type_))
+    by = layout.partition
+    if by is not None and by.name in schema.names:
+        by = schema.field(by.name)
+    return replace(layout, schema=schema, partition=by)
 
 
 def _stricter(existing: pa.Field, wanted: pa.Field, path: str) -> Iterator[str]:
@@ -117,11 +163,11 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def refuse_differences(shown: str, lines: Sequence[str], *, evolves: bool) -> None:
-    """``evolves``: what sink.evolve = "add" can do was done."""
+def refuse_differences(shown: str, lines: Sequence[str], evolve: str | None, reason: str = "") -> None:
+    """``evolve``: what the pipeline says, of a table whose columns it declares. ``reason``: why the table cannot have a
+    wider column, if it cannot."""
     if lines:
-        add = "" if evolves or not any("is missing" in line for line in lines) else ', set sink.evolve = "add"'
         raise ConfigError(
             f"table {shown} does not fit this pipeline's rows:\n" + "\n".join(f"  {line}" for line in lines),
-            advice=f"Alter the table or decode.schema (docs/PIPELINE.md){add}, or name a new table.",
+            advice=advice(lines, evolve, reason),
         )

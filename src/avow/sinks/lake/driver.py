@@ -26,7 +26,15 @@ from avow.schema import Field
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink, PartitionState
 from avow.sinks.lake import dead_letters as dead_letter_rows
-from avow.sinks.lake.columns import differences, partitioned, refuse_differences, table_layout
+from avow.sinks.lake.columns import (
+    as_table_has,
+    changed,
+    changes,
+    differences,
+    partitioned,
+    refuse_differences,
+    table_layout,
+)
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.files import DataFile, FileWriter
 from avow.sinks.lake.ledger_snapshot import LedgerSnapshot
@@ -96,7 +104,11 @@ def commit_with_retry(
         idle += table.version == before
         if idle > IDLE_MAX or not isinstance(failure, CommitConflict):
             raise SinkError(f"could not commit to table {table.shown}: {failure}") from failure
-    raise SinkError(
+    raise _given_up(table)
+
+
+def _given_up(table: LakeTable) -> SinkError:
+    return SinkError(
         f"gave up after {ATTEMPTS_MAX} commit conflicts on table {table.shown}",
         advice="Run compaction and other writers less often, or raise batch.interval.",
     )
@@ -170,8 +182,11 @@ class LakeDriver(CommittingSink):
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         self._layout = table_layout(fields, self._sink, self._rows, rest=rest)
         made = not self._rows.load() and self._rows.create(self._layout)
-        if not made:
-            self._evolve(self._layout)
+        altered = [] if made or self._sink.evolve != "add" else self._evolve(self._layout)
+        self.remarks = [f"table {self._rows.shown}: {what}" for what in altered]
+        if self._sink.evolve == "add":
+            self._refuse_misfit(self._layout, self._rows.schema())
+            self._layout = as_table_has(self._layout, self._rows.schema())
         self.check(self._rows)
         exists = self._dead_letters.load()
         self._refuse_lost_dead_letters(exists=exists)
@@ -180,15 +195,34 @@ class LakeDriver(CommittingSink):
         self.check(self._dead_letters)
         return made
 
-    def _evolve(self, wanted: TableLayout) -> None:
+    def _evolve(self, wanted: TableLayout) -> list[str]:
+        """Add and widen columns, unless something else does not fit. What was done."""
         table = self._rows
-        missing = [field for field in wanted.schema if field.name not in table.schema().names]
-        if missing and self._sink.evolve == "add" and all(field.nullable for field in missing):
+        for pause in random_pauses(PAUSE_S, 10 * PAUSE_S, ATTEMPTS_MAX):
+            before = table.schema()
+            fields = changes(wanted, before, table.can_widen)
+            self._refuse_misfit(wanted, changed(before, fields))
+            if not fields:
+                return []
             try:
-                table.add_columns(missing)
+                table.alter(fields)
             except CommitConflict:
+                time.sleep(pause)
                 table.load()
-                self._evolve(wanted)
+                continue
+            known = {field.name: field.type for field in before}
+            return [
+                f"column {field.name!r} was widened from {known[field.name]} to {field.type}"
+                if field.name in known
+                else f"column {field.name!r} ({field.type}) was added"
+                for field in fields
+            ]
+        raise _given_up(table)
+
+    def _refuse_misfit(self, wanted: TableLayout, existing: pa.Schema) -> None:
+        table, evolve = self._rows, self._sink.evolve
+        lines = [*table.incompatibilities(wanted, self._sink.mode), *differences(wanted, existing, evolve=evolve)]
+        refuse_differences(table.shown, lines, evolve, table.never_widens)
 
     def _refuse_lost_dead_letters(self, *, exists: bool) -> None:
         """Where dead letters are counted, their table has a ledger too."""
@@ -206,20 +240,33 @@ class LakeDriver(CommittingSink):
         _refuse_rolled_back(table)
         if table is self._rows:
             self._refuse_lost_rows()
-        wanted, mode = (self._layout, self._sink.mode) if table is self._rows else (DEAD_LETTER_LAYOUT, "upsert")
         compatibility_key = table.compatibility_key()
-        if wanted is not None and compatibility_key != self._checked.get(table.shown):
-            evolves = table is not self._rows or self._sink.evolve == "add"
-            lines = [*table.incompatibilities(wanted, mode), *differences(wanted, table)]
-            refuse_differences(table.shown, lines, evolves=evolves)
-            self._checked[table.shown] = compatibility_key
+        if compatibility_key == self._checked.get(table.shown):
+            return
+        if table is not self._rows:
+            lines = table.incompatibilities(DEAD_LETTER_LAYOUT, "upsert")
+            lines += differences(DEAD_LETTER_LAYOUT, table.schema(), evolve="refuse")
+            refuse_differences(table.shown, lines, None)
+        elif self._layout is None:
+            return
+        else:
+            self._refuse_misfit(self._layout, table.schema())
+            if self._sink.evolve == "add" and as_table_has(self._layout, table.schema()) != self._layout:
+                # What tasks have staged is in the types of before.
+                self._layout = None
+                raise PositionMoved(f"columns of table {table.shown} were widened since the run began")
+        self._checked[table.shown] = compatibility_key
 
     def task_context_for(self, rows: pa.RecordBatch) -> LakeTaskContext:
         """For rows that no ``prepare_table`` has announced: the columns that they and the table have."""
         names = set(rows.schema.names)
-        missing = names - set(self._rows.schema().names)
-        lines = [f"column {name!r} is missing" for name in sorted(missing)]
-        refuse_differences(self._rows.shown, lines, evolves=self._sink.evolve == "add")
+        storable = [field.with_type(self._rows.storable(field.type)) for field in rows.schema]
+        lines = [
+            line
+            for line in differences(TableLayout(pa.schema(storable)), self._rows.schema(), evolve=self._sink.evolve)
+            if "NOT NULL" not in line  # which is asked of every row
+        ]
+        refuse_differences(self._rows.shown, lines, self._sink.evolve, self._rows.never_widens)
         ours = pa.schema([field for field in self._rows.schema() if field.name in names])
         self._layout = partitioned(ours, self._sink.partition_by)
         return self.task_context()

@@ -123,6 +123,7 @@ class LakeTable(ABC):
 
     shown: str
     partition_in_files: ClassVar[bool]
+    never_widens: ClassVar[str] = ""  # why no column can have a wider type, if none can
     _table: object | None = None  # the library's handle on the version that is loaded
     _library_errors: ClassVar[tuple[type[Exception], ...]]  # what the format's library raises
     _advice: ClassVar[str]  # what to check when it does
@@ -236,9 +237,13 @@ class LakeTable(ABC):
     def has_full_history(self) -> bool:
         """Whether ``rolled_back`` is certain: every version since our last commit can still be read."""
 
+    def can_widen(self, column: str) -> bool:  # noqa: ARG002
+        """Whether a column's type can be made a wider one, by which the files that are there are read, too."""
+        return not self.never_widens
+
     @abstractmethod
-    def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Add columns, all nullable, and load."""
+    def alter(self, fields: Sequence[pa.Field]) -> None:
+        """Add columns, all nullable, and give those that are there a wider type, in one commit; and load."""
 
     @abstractmethod
     def commit(self, snapshot: LedgerSnapshot, files: Sequence[DataFile], name: str) -> None:
