@@ -19,6 +19,7 @@
     │   ├── PositionBehind    -        the ledger has lost claims: begin again from where it stands
     │   ├── SinkUnavailable   -        nothing can be written now, or not to this place: no record is to blame
     │   └── Superseded        exit 13  a newer run owns the pipeline
+    ├── ColumnsChanged        -        records have other columns than the attempt began with: renew them, begin anew
     ├── UnknownSchema         -        a record names a schema that the registry does not have: a dead letter
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
@@ -129,6 +130,11 @@ class Superseded(SinkError):
 
 class UnknownSchema(AvowError):
     """A record names a schema that the registry does not have. That record is to blame, and nothing else."""
+
+
+class ColumnsChanged(AvowError):
+    """Records have other columns than the attempt has begun with. Not a failure: the format says which columns there
+    are now, and the next attempt prepares the table for them."""
 
 
 class HandlerFailed(AvowError):

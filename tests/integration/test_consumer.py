@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import astuple
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from _pytest.mark import ParameterSet
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
-from tests import into_kafka, into_lake, into_postgres
+from tests import growing_format, into_kafka, into_lake, into_postgres
 from tests.fix_cluster import positions_of
 from tests.fix_pipeline import END_SESSIONS, Scenario, payment, session_spark
 from tests.kafka_stage import read
@@ -901,3 +903,63 @@ def test_a_lag_has_an_age_from_the_start(scenario: Make, monkeypatch: pytest.Mon
         assert seconds is not None
     finally:
         one.close()
+
+
+@pytest.mark.parametrize("kind", ["postgres", "delta", "iceberg"])
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_table_follows_columns_that_change_while_it_runs(
+    scenario: Make, tmp_path: Path, guarantee: str, kind: str
+) -> None:
+    """The decoder ends the attempt; the next one begins with the columns of now, and nothing is lost or doubled."""
+    s = scenario(partitions=1)
+    subject = tmp_path / "subject"
+    subject.write_text("id int not null")
+    evolve = 'evolve = "add"'
+    where = into_postgres.sink(s, evolve) if kind == "postgres" else into_lake.sink(s, kind, evolve)
+    with growing_format.install(tmp_path):
+        path = s.file(
+            guarantee,
+            decode=f'format = "growing"\nschema = "id int not null"\nsubject = "{subject}"',
+            sink=where,
+            dead_letters="max_share = 1.0",
+        )
+        s.produce([b'{"id": 0}', b'{"id": 1, "more": 1}'])
+        assert not any("columns of now" in event for event in s.drain(path))
+        subject.write_text("id int not null, note string")
+        s.produce([b'{"id": 2}', b'{"id": 3, "note": "x"}', b'{"id": 4, "more": 1}', b'{"id": 5, "note": "y"}'])
+        events = s.drain(path)
+        assert [event for event in events if "columns of now" in event] == [
+            "the subject has note by now; going on from the ledger with the columns of now"
+        ]
+        assert len([event for event in events if "column 'note'" in event and "was added" in event]) == 1
+        # What does not fit stops by name, with nothing of it claimed.
+        subject.write_text("id string not null, note string, other string")
+        s.produce([b'{"id": 6, "other": "z"}'])
+        with pytest.raises(ConfigError, match=r"column 'id' has type (integer|int32) instead of (text|string)"):
+            s.drain(path)
+    if kind == "postgres":
+        rows = s.rows(f'SELECT id, note FROM "{s.table}" ORDER BY id')
+        totals = into_postgres.totals(s)
+    else:
+        rows = into_lake.frame(s, kind).select("id", "note").sort("id").rows()
+        with growing_format.install(tmp_path):
+            totals = astuple(into_lake.totals(s, path))
+    assert rows == [(0, None), (2, None), (3, "x"), (5, "y")]
+    assert totals == (6, 4, 2, 0)
+
+
+def test_a_table_follows_columns_that_change_while_spark_runs(scenario: Make, tmp_path: Path) -> None:
+    """A task reports it, so that Spark does not try again what only another attempt can do."""
+    s = scenario(partitions=2)
+    subject = tmp_path / "subject"
+    subject.write_text("id int not null, note string")
+    with growing_format.install(tmp_path):
+        path = s.file(
+            decode=f'format = "growing"\nschema = "id int not null"\nsubject = "{subject}"',
+            sink=into_postgres.sink(s, 'evolve = "add"'),
+        )
+        s.produce([b'{"id": 0}', b'{"id": 1, "note": "x"}', b'{"id": 2}', b'{"id": 3, "note": "y"}'])
+        done = s.run(path, PYTHONPATH=os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parents[2])]))
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("going on from the ledger with the columns of now") == 1
+    assert s.rows(f'SELECT id, note FROM "{s.table}" ORDER BY id') == [(0, None), (1, "x"), (2, None), (3, "y")]

@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from avow import sinks
 from avow.client_cache import close_clients
-from avow.engines.columns import Columns, sink_columns
+from avow.engines.columns import sink_columns
 from avow.engines.driver import EngineRun, Executed, RunDriver, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation
 from avow.engines.progress import Observer
@@ -105,7 +105,7 @@ class ConsumerRun(EngineRun):
             fresh = {tp for tp, topic_id in known.items() if topic_id not in begun}
 
         self._attempts(
-            lambda isolation: ConsumerAttempt(pipeline, columns, fresh, ends, self._stop, self._observer, isolation)
+            lambda isolation: ConsumerAttempt(self._pipeline, fresh, ends, self._stop, self._observer, isolation)
         )
 
 
@@ -148,7 +148,6 @@ class ConsumerAttempt:
     def __init__(
         self,
         pipeline: PipelineConfig,
-        columns: Columns,
         fresh: Collection[TopicPartition],
         ends: dict[TopicPartition, int] | None,
         stop: threading.Event,
@@ -158,7 +157,6 @@ class ConsumerAttempt:
         self._pipeline = pipeline
         self._isolation = isolation
         self._joins = can_join(pipeline)
-        self._columns = columns
         self._fresh = fresh
         self._ends = ends
         self._stop = stop
@@ -191,7 +189,7 @@ class ConsumerAttempt:
             closing.callback(self._lanes.close)
 
     def execute(self) -> bool:
-        self.driver.prepare(self._columns)
+        self.driver.prepare(sink_columns(self._pipeline))
         while not self._stop.is_set():
             self._subscribe()
             self._gather()

@@ -28,14 +28,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from avow import ledger, sinks
-from avow.engines.causes import trace, translated
+from avow import formats, ledger, sinks
+from avow.engines.causes import own_error, trace, translated
 from avow.engines.columns import Columns
 from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
 from avow.engines.task import BatchWork, check_topics, commit_task_outputs
 from avow.errors import (
     AvowError,
+    ColumnsChanged,
     ConfigError,
     LogTruncated,
     NotDrained,
@@ -131,6 +132,9 @@ def attempts(
             failures = 1 if progressed else failures + 1
             if failures > ATTEMPTS_WITHOUT_PROGRESS:
                 raise _last_word(error, failures) from failure
+            if isinstance(error, ColumnsChanged):
+                observer.event(f"{first_line(error)}; going on from the ledger with the columns of now")
+                continue
             pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
             observer.event(f"failed ({first_line(error)}); trying again from the ledger in {pause:g} s")
             stop.wait(pause)
@@ -146,7 +150,7 @@ def _last_word(error: AvowError, failures: int) -> AvowError:
 
 
 def prepare_table(sink: DriverSink, pipeline: PipelineConfig, columns: Columns, observer: Observer) -> None:
-    """Before the first attempt: make or check where rows go, and log what there is to say of it."""
+    """Before an attempt: make or check where rows go, and log what there is to say of it."""
     if sink.prepare_table(columns[0], rest=columns[1]):
         observer.event(f"made {pipeline.sink.target}")
     for remark in sink.remarks:
@@ -190,11 +194,13 @@ class EngineRun(ABC):
         """Run until drained, stopped, or ended by a named stop. Stopped before it has drained, ``once`` raises
         ``NotDrained``."""
 
+    # ``make`` begins with ``self._pipeline`` as it is then: its columns may be other ones than at the start.
     def _attempts(
         self, make: Callable[[Isolation], RunAttempt], on_failure: Callable[[Exception], None] = lambda _: None
     ) -> None:
         # What does not answer says nothing about a record, nor does who came first, nor a stop by name.
         blameless: tuple[type[Exception], ...] = (
+            ColumnsChanged,
             SourceError,
             SinkUnavailable,
             PositionMoved,
@@ -202,7 +208,21 @@ class EngineRun(ABC):
             *STOPS.values(),
         )
         isolation = Isolation(blameless, self._observer.event)
-        if not attempts(lambda: make(isolation), self._stop, self._observer, on_failure) and self._once:
+        changed = False
+
+        def failed(error: Exception) -> None:
+            nonlocal changed
+            on_failure(error)
+            changed = changed or isinstance(own_error(error), ColumnsChanged)
+
+        def begin() -> RunAttempt:
+            nonlocal changed
+            if changed:  # here and not above: a registry that does not answer is tried again
+                self._pipeline = formats.renewed(self._pipeline)
+                changed = False
+            return make(isolation)
+
+        if not attempts(begin, self._stop, self._observer, failed) and self._once:
             raise NotDrained(
                 f"pipeline {self._pipeline.name} was stopped before it had drained its topics: records are left that "
                 "were there when it started",
@@ -243,8 +263,8 @@ class RunDriver:
     # Positions
 
     def prepare(self, columns: Columns) -> None:
-        """The table may have been altered since it was last looked at."""
-        self.sink.prepare_table(columns[0], rest=columns[1])
+        """The table may have been altered since it was last looked at, or is to follow other columns than then."""
+        prepare_table(self.sink, self._pipeline, columns, self._observer)
 
     def begin(
         self, partitions: Collection[TopicPartition] | None = None, added: Collection[TopicPartition] = ()

@@ -52,7 +52,7 @@ from avow.engines.task import (
     python_transform,
     set_aside,
 )
-from avow.errors import AvowError, ProtocolViolation, TopicRecreated
+from avow.errors import AvowError, ColumnsChanged, ProtocolViolation, TopicRecreated
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, gatherer, reader
 from avow.ledger import OffsetRange
@@ -61,6 +61,8 @@ from avow.sinks.base import DriverSink, StagingSink, TaskSink
 
 SHORT_BELOW = 1_000_000  # records that a run has to drain
 IDLE_S = 0.1  # how soon the log is asked again, where it had nothing new
+
+REPORTED: dict[str, type[AvowError]] = STOPS | {ColumnsChanged.__name__: ColumnsChanged}
 
 REPORT = "topic string, partition int, stop string, message string, advice string, task_output binary"
 _REPORT = pa.schema(
@@ -104,11 +106,10 @@ class SparkRun(EngineRun):
             else:
                 meet_executors(spark, self._stop, self._observer.event)
             ends = log.stable_ends(known) if self._once else None
-            columns = sink_fields(spark, pipeline)
-            prepare_table(sink, pipeline, columns, self._observer)
+            prepare_table(sink, pipeline, sink_fields(spark, pipeline), self._observer)
 
         def make(isolation: Isolation) -> SparkAttempt:
-            return SparkAttempt(pipeline, spark, columns, ends, self._stop, self._observer, isolation)
+            return SparkAttempt(self._pipeline, spark, ends, self._stop, self._observer, isolation)
 
         self._attempts(make, partial(_refuse_ended, spark))
 
@@ -143,7 +144,6 @@ class SparkAttempt:
         self,
         pipeline: PipelineConfig,
         spark: SparkSession,
-        columns: Columns,
         ends: Mapping[TopicPartition, int] | None,
         stop: threading.Event,
         observer: Observer,
@@ -151,7 +151,7 @@ class SparkAttempt:
     ) -> None:
         self._interval_s = pipeline.interval.total_seconds()
         self._spark = spark
-        self._columns = columns
+        self._pipeline = pipeline
         self._ends = ends
         self._stop = stop
         self._isolation = isolation
@@ -162,7 +162,7 @@ class SparkAttempt:
         self.driver.close()
 
     def execute(self) -> bool:
-        self.driver.prepare(self._columns)
+        self.driver.prepare(sink_fields(self._spark, self._pipeline))
         self.driver.begin()
         while not self._stop.is_set():
             next_at = time.monotonic() + self._interval_s
@@ -183,7 +183,7 @@ class SparkAttempt:
         done, task_outputs = set(), []
         for report in collect(work_frame(self._spark, work)):
             if report.stop is not None:
-                raise STOPS[report.stop](report.message, advice=report.advice)
+                raise REPORTED[report.stop](report.message, advice=report.advice)
             done.add(TopicPartition(report.topic, report.partition))
             task_outputs += [pickle.loads(report.task_output)] if report.task_output is not None else []
         if done != work.ranges.keys():
@@ -299,11 +299,11 @@ def _joined(gathered: Mapping[TopicPartition, pa.RecordBatch | None], work: Batc
 def _reports(
     partitions: Sequence[TopicPartition], work: BatchWork, act: Callable[[TaskSink | StagingSink], object]
 ) -> pa.RecordBatch:
-    """A line for each partition after the act. A named stop is reported and not raised: Spark would try again what must
-    not be tried again."""
+    """A line for each partition after the act. A named stop is reported and not raised, and so is what ends the attempt
+    anyway: Spark would try again what must not be tried again."""
     try:
         return _report(partitions, act(sinks.task_sink(work.pipeline, work.run, work.task_context)))
-    except tuple(STOPS.values()) as stop:
+    except tuple(REPORTED.values()) as stop:
         return _report(partitions, stop=stop)
 
 

@@ -13,15 +13,28 @@ from collections.abc import Mapping
 
 from avow import extras, plugins
 from avow.formats.base import Decoder, FormatPlugin
-from avow.settings import PipelineConfig
+from avow.settings import PipelineConfig, refused
+from avow.settings.values import Refused
 
-__all__ = ["FORMATS", "decoder", "plugin_of"]
+__all__ = ["FORMATS", "decoder", "plugin_of", "renewed"]
 
 FORMATS: Mapping[str, FormatPlugin] = plugins.FORMATS
 
 
 def plugin_of(pipeline: PipelineConfig) -> FormatPlugin:
     return FORMATS[pipeline.decode.format]
+
+
+def renewed(pipeline: PipelineConfig) -> PipelineConfig:
+    """The pipeline with the columns of now, where its format takes them from outside the file."""
+    decode = plugin_of(pipeline).renewed(pipeline)
+    if decode == pipeline.decode:
+        return pipeline
+    try:
+        return pipeline.with_decode(decode)
+    except Refused as error:
+        problems = error.problems
+    raise refused(problems)
 
 
 def decoder(pipeline: PipelineConfig, *, refuse_nul: bool) -> Decoder:

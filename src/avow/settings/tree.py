@@ -364,6 +364,12 @@ class PipelineConfig(Section):
         raise_if_any([*_combination_problems(changed)])
         return changed
 
+    def with_decode(self, decode: FormatConfig) -> Self:
+        """The same pipeline with other columns. Raises ``Refused`` if they do not fit the rest of it."""
+        changed = self.model_copy(update={"decode": decode})
+        raise_if_any([*_column_problems(changed), *_key_problems(changed), *_combination_problems(changed)])
+        return changed
+
     @property
     def by_sql(self) -> bool:
         """Whether records go through a SQL query."""
