@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from decimal import Decimal
 from urllib.parse import urlsplit
 
+import polars as pl
 import psycopg
 import pytest
 from pydantic import SecretStr
-from tests.fix_sinks import Bench
+from tests.fix_sinks import Bench, overwrite_lake
 
 from avow.client_cache import close_clients
 from avow.engines.redrive import Redriven, redrive
 from avow.errors import ConfigError, PositionMoved, SinkUnavailable
+from avow.findings import Kind
 from avow.ledger import Counts
 from avow.settings import PipelineConfig
 from avow.sinks import driver_sink
@@ -484,6 +486,64 @@ def test_a_run_that_refuses_stops_where_another_widens(b: Bench) -> None:
         with pytest.raises(ConfigError, match="now has type bigint instead of integer"):
             run.deliver({0: [record(2)]})
         assert run.position() == 1
+
+
+# Audits of rows that were written before
+
+
+@pytest.fixture(params=["postgres", "delta", "iceberg"])
+def any_sink(request: pytest.FixtureRequest, bench: Callable[..., Bench]) -> Bench:
+    return bench(request.param)
+
+
+def test_an_audit_knows_from_where_on_a_column_is_there(any_sink: Bench) -> None:
+    """Of records that had the field before the table had the column. Where a row should have it, it is missed."""
+    b = any_sink
+    with b.run(lenient(declared(b, SCHEMA))) as run:
+        run.deliver({0: [record(0, note="early", extra=[1]), record(1)], 1: [record(10, note="early")]})
+    newer = lenient(declared(b, f"{WIDER}, extra array<int>"))
+    with b.run(newer) as run:
+        run.deliver({0: [record(2, note="now", extra=[2]), record(3)], 1: [record(11, extra=[])]})
+    records = {
+        0: [record(0, note="early", extra=[1]), record(1), record(2, note="now", extra=[2]), record(3)],
+        1: [record(10, note="early"), record(11, extra=[])],
+    }
+    assert audit_findings(newer, records) == []
+    assert audit_findings(lenient(declared(b, SCHEMA)), records) == []
+    blank(b, "note", 2)
+    (finding,) = audit_findings(newer, records)
+    assert (finding.kind, finding.columns, finding.spans[0].start) == (Kind.COERCED, ("note",), 2)
+
+
+def blank(b: Bench, column: str, number: int) -> None:
+    """Somebody takes a value out of a row."""
+    if b.kind == "postgres":
+        sql(b, f'UPDATE "TABLE_" SET {column} = NULL WHERE id = {number}')
+        return
+    frame = b.frame()
+    overwrite_lake(
+        b.kind,
+        b.folder,
+        b.table,
+        frame.with_columns(pl.when(pl.col("id") != number).then(pl.col(column)).alias(column)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["postgres", "iceberg"])
+def test_an_audit_knows_what_was_a_float(bench: Callable[..., Bench], kind: str) -> None:
+    b = bench(kind)
+    before = [record(n, amount=amount) for n, amount in enumerate([0.1, None, 0.5, 1e300])]
+    with b.run(declared(b, LAKE_NARROW), partitions=1) as run:
+        run.deliver({0: before})
+    newer = declared(b, LAKE_WIDE)
+    after = [record(4, amount=0.1), record(5, amount=None)]
+    with b.run(newer, partitions=1) as run:
+        run.deliver({0: after})
+    assert b.dead_letters() == [(0, 3, "out-of-range")]
+    assert redrive(newer, Selection(), pytest.fail) == Redriven(written=1)
+    amounts = {row["id"]: row["amount"] for row in b.rows()}
+    assert amounts == {0: 0.10000000149011612, 1: None, 2: 0.5, 3: 1e300, 4: 0.1, 5: None}
+    assert audit_findings(newer, {0: [*before, *after]}) == []
 
 
 # Lakes

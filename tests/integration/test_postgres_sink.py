@@ -593,7 +593,7 @@ def test_the_ledger_of_an_older_version_is_upgraded_in_place(b: Bench) -> None:
     """To the table that it finds: what came before is not known."""
     with b.run() as run:
         run.deliver({0: [record(0)]})
-    sql(b, "DROP TABLE avow.pipelines", "UPDATE avow.version SET version = 2")
+    sql(b, "DROP TABLE avow.pipelines, avow.columns", "UPDATE avow.version SET version = 2")
     with b.run() as run:
         assert run.position() == 1
     assert [row["table_name"] for row in b._query("SELECT * FROM avow.pipelines")] == [b.table]

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.audit.compare import NO_ROWS, NONE, By, Compared, Comparison
-from avow.audit.values import Window
+from avow.audit.values import Window, as_written
 from avow.engines.task import BatchWork, Prepared, numbers
 from avow.findings import Offsets, Span
 from avow.kafka.log import TopicPartition
@@ -130,6 +130,7 @@ class _PartitionComparison:
         self.offset = job.work.pipeline.sink.lineage.offset
         self.comparison = Comparison(tp.topic, tp.partition, self.scope.start, job.by, compacted=self.scope.compacted)
         self._dead_letters = reading.dead_letters(tp)
+        self._evolved = reading.evolved(tp)
         self._begin = self.scope.start
 
     def below(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -149,6 +150,7 @@ class _PartitionComparison:
             self.comparison.rows(part.until, NO_ROWS, NO_ROWS, dead_letters)
         else:
             actual = expected.slice(0, 0) if actual is None else self._reading.comparable(expected, actual)
+            expected = as_written(expected, actual, self.offset, self._evolved)
             self._compare(part.until, expected.select(self._job.columns), actual, dead_letters)
             yield from self._keys(_without(expected, dead_letters, self.offset))
             yield from self._keys(actual, actual=True)

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from avow.audit.compare import Bags, CodedRows
 from avow.findings import Kind, Offsets
+from avow.sinks.auditing import Evolved
 
 Codes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -101,6 +102,30 @@ class Window:
                 expected_value, actual_value = expected[int(first[number])], actual[int(second[number])]
                 lossy[number] = _lost_something(expected_value.as_py(), actual_value.as_py())
         return lossy
+
+
+def as_written(due: pa.RecordBatch, actual: pa.RecordBatch, offset: str, evolved: Iterable[Evolved]) -> pa.RecordBatch:
+    """The rows that are due, as they were when the table had other columns: without a column that was added since, and
+    with a float's values in one that was a float. Where a row of the record has more than that, all of it is due."""
+    at, at_actual = due.column(offset).to_numpy(), actual.column(offset).to_numpy()
+    for change in evolved:
+        number = due.schema.get_field_index(change.column)
+        if number < 0 or not (at < change.until).any():
+            continue
+        column, existing = due.column(number), actual.column(change.column)
+        if change.was_float:
+            before = column.cast(pa.float32()).cast(column.type)
+            values = existing.to_numpy(zero_copy_only=False)
+            with np.errstate(invalid="ignore", over="ignore"):
+                whole = ~(np.isnan(values) | (values.astype(np.float32) == values))
+        else:
+            before = pa.nulls(len(column), column.type)
+            whole = existing.is_valid().to_numpy(zero_copy_only=False)
+        early = (at < change.until) & ~np.isin(at, at_actual[whole])
+        chosen = np.where(early, np.arange(len(at)) + len(at), np.arange(len(at)))
+        column = pa.concat_arrays([column, before]).take(pa.array(chosen))
+        due = due.set_column(number, due.schema.field(number), column)
+    return due
 
 
 def _only(rows: CodedRows, offsets: Offsets) -> CodedRows:

@@ -38,6 +38,16 @@ class Known:
     claim_untils: Offsets
 
 
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """A column that ``sink.evolve`` has added, or widened from a float, when one partition stood at a position. Rows of
+    records before it may have no value there, or a float's; one that a redrive has brought in since has its own."""
+
+    column: str
+    until: int  # that position
+    was_float: bool  # else it was not there
+
+
 CONTENT = "content"  # the column
 
 
@@ -76,6 +86,10 @@ class AuditReader(Protocol):
 
     def rows(self, tp: TopicPartition, columns: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:
         """The rows of a partition from an offset on, ascending by offset, never all at once."""
+
+    def evolved(self, tp: TopicPartition) -> Sequence[Evolved]:  # noqa: ARG002
+        """What was added and widened while there were rows of a partition."""
+        return ()
 
     def columns(self, payload: Sequence[str]) -> tuple[str, ...]:
         """The columns of rows as they are compared. ``payload`` are those that the pipeline makes."""

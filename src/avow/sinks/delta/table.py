@@ -205,18 +205,19 @@ class DeltaLakeTable(LakeTable):
         wanted = {tp: (state.entry.topic_id, state.start) for tp, state in snapshot.partitions.items()}
         if wanted.items() <= known.items():
             return
-        judged = self.version
         lines = [[tp.topic, tp.partition, *start] for tp, start in sorted({**known, **wanted}.items())]
+        self._set_property(f"avow.{self._pipeline}", json.dumps(lines))
+
+    def _set_property(self, name: str, value: str) -> None:
+        judged = self.version
         with self._committing():
             self._handle.alter.set_table_properties(
-                {f"avow.{self._pipeline}": json.dumps(lines)},
-                raise_if_not_exists=False,
-                commit_properties=CommitProperties(max_commit_retries=0),
+                {name: value}, raise_if_not_exists=False, commit_properties=CommitProperties(max_commit_retries=0)
             )
         self._update()
         if self.version != judged + 1:
             # The ledger was read before these: a commit on top of them would undo what they changed.
-            raise CommitConflict(f"another commit followed version {judged} while partitions were registered")
+            raise CommitConflict(f"another commit followed version {judged} while a property was set")
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
@@ -337,7 +338,11 @@ class DeltaLakeTable(LakeTable):
         ours, since = self._since()
         return len(since) == self.version - ours
 
-    def alter(self, fields: Sequence[pa.Field]) -> None:
+    def alterations(self) -> str:
+        return self._handle.metadata().configuration.get(f"avow.{self._pipeline}/columns", "")
+
+    def alter(self, fields: Sequence[pa.Field], alterations: str) -> None:
+        self._set_property(f"avow.{self._pipeline}/columns", alterations)
         schema = DeltaSchema.from_arrow(pa.schema([field.with_nullable(True) for field in fields]))
         with self._committing():
             self._handle.alter.add_columns(

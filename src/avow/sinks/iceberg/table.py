@@ -250,10 +250,15 @@ class IcebergLakeTable(LakeTable):
         """Not one by which files are put: manifests have its values in the type of before."""
         return column not in [self._source(field.source_id) for field in self._handle.spec().fields]
 
-    def alter(self, fields: Sequence[pa.Field]) -> None:
+    def alterations(self) -> str:
+        return self._handle.properties.get(f"{self._property}/columns", "")
+
+    def alter(self, fields: Sequence[pa.Field], alterations: str) -> None:
         wanted = changed(self.schema(), fields)
-        with self._committing(), self._handle.update_schema() as update:
-            update.union_by_name(wanted)
+        with self._committing(), self._handle.transaction() as transaction:
+            transaction.set_properties({f"{self._property}/columns": alterations})
+            with transaction.update_schema() as update:
+                update.union_by_name(wanted)
         self.load()
 
     # Commits.

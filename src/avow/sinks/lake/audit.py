@@ -20,7 +20,8 @@ from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
 from avow.schema import Field
 from avow.settings import PipelineConfig
-from avow.sinks.auditing import Known, TableAuditReader
+from avow.sinks.auditing import Evolved, Known, TableAuditReader
+from avow.sinks.lake import alterations
 from avow.sinks.lake.config import LakeConfig
 from avow.sinks.lake.plugin import lake_tables
 from avow.sinks.lake.redrive import claimed_only
@@ -54,6 +55,9 @@ class LakeAuditReader(TableAuditReader):
         """Those of claimed records: those of a claim that has not come yet do not count yet."""
         rows = claimed_only(self._dead_letters.rows(["topic", "partition", "offset", "redrive"]), self._rows.ledger())
         return np.sort(rows.filter(RowFilter(tp).expression())["offset"].to_numpy())
+
+    def evolved(self, tp: TopicPartition) -> list[Evolved]:
+        return alterations.evolved(self._rows.alterations(), tp)
 
     def row_counts(self) -> dict[TopicPartition, int]:
         topic, partition, _, _ = self._sink.lineage

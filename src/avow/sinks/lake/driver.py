@@ -25,6 +25,7 @@ from avow.retry import random_pauses
 from avow.schema import Field
 from avow.settings import PipelineConfig
 from avow.sinks.base import CommittingSink, PartitionState
+from avow.sinks.lake import alterations
 from avow.sinks.lake import dead_letters as dead_letter_rows
 from avow.sinks.lake.columns import (
     as_table_has,
@@ -205,7 +206,7 @@ class LakeDriver(CommittingSink):
             if not fields:
                 return []
             try:
-                table.alter(fields)
+                table.alter(fields, alterations.noted(table.alterations(), before, fields, table.ledger()))
             except CommitConflict:
                 time.sleep(pause)
                 table.load()

@@ -242,8 +242,13 @@ class LakeTable(ABC):
         return not self.never_widens
 
     @abstractmethod
-    def alter(self, fields: Sequence[pa.Field]) -> None:
-        """Add columns, all nullable, and give those that are there a wider type, in one commit; and load."""
+    def alter(self, fields: Sequence[pa.Field], alterations: str) -> None:
+        """Add columns, all nullable, and give those that are there a wider type; with a text that ``alterations`` then
+        gives, in the same commit or before; and load."""
+
+    @abstractmethod
+    def alterations(self) -> str:
+        """The text that our pipeline's last ``alter`` has left; empty before the first."""
 
     @abstractmethod
     def commit(self, snapshot: LedgerSnapshot, files: Sequence[DataFile], name: str) -> None:

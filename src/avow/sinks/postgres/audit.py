@@ -16,7 +16,7 @@ from avow.findings import Offsets
 from avow.kafka.log import TopicPartition
 from avow.ledger import Counts, Entry, Fingerprint
 from avow.settings import PipelineConfig
-from avow.sinks.auditing import Known, TableAuditReader
+from avow.sinks.auditing import Evolved, Known, TableAuditReader
 from avow.sinks.postgres.arrow_session import ArrowSession
 from avow.sinks.postgres.config import PostgresConfig
 from avow.sinks.postgres.session import as_sink_error, literal, name
@@ -66,6 +66,15 @@ class PostgresAuditReader(ArrowSession, TableAuditReader):
     def dead_letters(self, tp: TopicPartition) -> Offsets:
         (offsets,) = self._numbers(f'SELECT "offset" FROM avow.dead_letters WHERE {self._mine(tp)} ORDER BY "offset"')
         return offsets
+
+    def evolved(self, tp: TopicPartition) -> list[Evolved]:
+        # Somebody who may read the table and the ledger need not have a right on what a newer version has made.
+        readable = "SELECT coalesce(has_table_privilege(to_regclass('avow.columns')::oid, 'SELECT'), false)"
+        if self.query(readable)[0] != (True,):
+            return []
+        with as_sink_error("cannot read the table's changes"):
+            lines = self.query(f"SELECT name, until_offset, before <> '' FROM avow.columns WHERE {self._mine(tp)}")
+        return [Evolved(*line) for line in lines]
 
     def _numbers(self, sql: str) -> list[Offsets]:
         """Columns of whole numbers."""

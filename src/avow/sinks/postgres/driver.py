@@ -71,6 +71,13 @@ MIGRATIONS = (
     CREATE TABLE avow.pipelines (
         pipeline text PRIMARY KEY, table_oid bigint NOT NULL, table_name text NOT NULL, declared json NOT NULL);
     """,
+    # Columns that were added, or had another type before, and up to where rows were written by then.
+    """
+    CREATE TABLE avow.columns (
+        pipeline text NOT NULL, name text NOT NULL, before text NOT NULL, topic text NOT NULL,
+        partition integer NOT NULL, until_offset bigint NOT NULL,
+        PRIMARY KEY (pipeline, name, before, topic, partition));
+    """,
 )
 CLAIMS_KEPT = "30 days"
 TRIM_EVERY = 32  # acts, about: to look for old claims costs more than to store new ones
@@ -253,8 +260,9 @@ class PostgresDriver(DriverSink):
         """Make, alter or check the target table. True if it was made."""
         with self._alone("cannot prepare the table"):
             done = tables.make_or_check(self._session, self._sink, tables.columns(fields, self._sink, rest=rest))
-            self.remarks = [f"table {self._sink.table}: {altered}" for altered in done.altered]
+            self.remarks = [f"table {self._sink.table}: {change.shown}" for change in done.changes]
             self._remember_table()
+            self._remember_changes(done.changes)
         self._has_table = True
         return done.made
 
@@ -290,6 +298,22 @@ class PostgresDriver(DriverSink):
             str(sink.table),
             json.dumps(declared),
         )
+
+    def _remember_changes(self, changes: Sequence[tables.Change]) -> None:
+        """For audits: up to where rows were written without a column, or with a float's values in it, by whatever
+        pipeline into this table."""
+        for change in changes:
+            if change.before not in ("", "real"):
+                continue  # a row of before has the same value in the wider type
+            self._session.run(
+                "INSERT INTO avow.columns SELECT l.pipeline, $1, $2, l.topic, l.partition, l.position"
+                " FROM avow.ledger l JOIN avow.pipelines p USING (pipeline) WHERE p.table_oid = to_regclass($3)::oid"
+                " ON CONFLICT (pipeline, name, before, topic, partition)"
+                " DO UPDATE SET until_offset = excluded.until_offset",
+                change.column.name,
+                change.before,
+                tables.full_name(self._sink.table),
+            )
 
     @contextmanager
     def _alone(self, problem: str) -> Iterator[None]:

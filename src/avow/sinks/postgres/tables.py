@@ -114,7 +114,7 @@ class Prepared:
     """What was done to the table."""
 
     made: bool = False
-    altered: tuple[str, ...] = ()  # by sink.evolve, in a sentence each
+    changes: tuple[Change, ...] = ()  # by sink.evolve
 
 
 def make_or_check(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> Prepared:
@@ -130,7 +130,7 @@ def make_or_check(session: Session, sink: PostgresConfig, wanted: list[TableColu
     if changes:
         changes = _alter(session, sink, wanted, changes)
     _check_rights(session, sink, wanted)
-    return Prepared(altered=tuple(change.shown for change in changes))
+    return Prepared(changes=tuple(changes))
 
 
 def _make(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> None:
@@ -150,7 +150,9 @@ def _make(session: Session, sink: PostgresConfig, wanted: list[TableColumn]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class Change:
+    """What is done to a column of the table."""
+
     column: TableColumn
     before: str  # its type; nothing if there was no such column
 
@@ -166,7 +168,7 @@ class _Change:
         return f"column {self.column.name!r} ({self.column.type}) was added"
 
 
-def _changes(wanted: list[TableColumn], existing: dict[str, _Found], sink: PostgresConfig) -> list[_Change]:
+def _changes(wanted: list[TableColumn], existing: dict[str, _Found], sink: PostgresConfig) -> list[Change]:
     """What the table lacks, and can be given without touching what is in it."""
     if sink.evolve != "add":
         return []
@@ -175,19 +177,19 @@ def _changes(wanted: list[TableColumn], existing: dict[str, _Found], sink: Postg
     for column in wanted:
         found = existing.get(column.name)
         if found is None and not column.required and column.name.lower() not in names:
-            changes.append(_Change(column, ""))
+            changes.append(Change(column, ""))
         elif found is not None and not found.generated and _may_become(found.type, column.type):
-            changes.append(_Change(column, found.type))
+            changes.append(Change(column, found.type))
     return changes
 
 
-def _after(existing: dict[str, _Found], changes: list[_Change]) -> dict[str, _Found]:
+def _after(existing: dict[str, _Found], changes: list[Change]) -> dict[str, _Found]:
     added = _Found("", required=False, fills_itself=False, generated=False, identity_always=False)
     after = {c.column.name: replace(existing.get(c.column.name, added), type=c.column.type) for c in changes}
     return existing | after
 
 
-def _alter(session: Session, sink: PostgresConfig, wanted: list[TableColumn], changes: list[_Change]) -> list[_Change]:
+def _alter(session: Session, sink: PostgresConfig, wanted: list[TableColumn], changes: list[Change]) -> list[Change]:
     """Alter the table, in one statement, so that it is rewritten once at most. What was done."""
     table = full_name(sink.table)
     _check_owner(session, sink, changes)
@@ -211,11 +213,11 @@ def _alter(session: Session, sink: PostgresConfig, wanted: list[TableColumn], ch
     return changes
 
 
-def _statement(sink: PostgresConfig, changes: list[_Change]) -> str:
+def _statement(sink: PostgresConfig, changes: list[Change]) -> str:
     return f"ALTER TABLE {full_name(sink.table)} {', '.join(change.action for change in changes)}"
 
 
-def _check_owner(session: Session, sink: PostgresConfig, changes: list[_Change]) -> None:
+def _check_owner(session: Session, sink: PostgresConfig, changes: list[Change]) -> None:
     """No right can be granted to alter a table: it is its owner's."""
     ((user, owner, owns),) = session.query(
         "SELECT current_user::text, pg_get_userbyid(relowner)::text, pg_has_role(relowner, 'USAGE') FROM pg_class"
@@ -231,7 +233,7 @@ def _check_owner(session: Session, sink: PostgresConfig, changes: list[_Change])
         )
 
 
-def _lacking(change: _Change) -> str:
+def _lacking(change: Change) -> str:
     column = change.column
     if change.before:
         return f"column {column.name!r} has type {change.before} instead of {column.type}"
