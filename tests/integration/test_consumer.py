@@ -42,6 +42,7 @@ from avow.kafka.reader import reader
 from avow.ledger import OffsetRange
 from avow.local.cluster import Cluster
 from avow.prove.failpoints import VARIABLE
+from avow.retry import poll_until
 from avow.settings import PipelineConfig
 from avow.sinks.kafka import driver as kafka_driver
 from avow.sinks.kafka.entries import StoredEntry
@@ -963,3 +964,54 @@ def test_a_table_follows_columns_that_change_while_spark_runs(scenario: Make, tm
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("going on from the ledger with the columns of now") == 1
     assert s.rows(f'SELECT id, note FROM "{s.table}" ORDER BY id') == [(0, None), (1, "x"), (2, None), (3, "y")]
+
+
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("delta", marks=pytest.mark.long), "iceberg"])
+def test_members_with_an_older_and_a_newer_file(scenario: Make, kind: str) -> None:
+    """As when they are replaced one after the other. The newer one is killed (kill -9), and the older one goes on."""
+    s = scenario(partitions=2)
+    wide = "id long not null, account string not null, amount double, note string"
+    narrow = "id long not null, account string not null, amount double"
+    if kind != "delta":  # which cannot be widened
+        narrow = narrow.replace("id long", "id int").replace("double", "float")
+
+    def file(schema: str, name: str) -> Path:
+        evolve = 'evolve = "add"'
+        where = into_postgres.sink(s, evolve) if kind == "postgres" else into_lake.sink(s, kind, evolve)
+        decode = f'format = "json"\nschema = "{schema}"\nunknown_fields = "ignore"'
+        return s.file(decode=decode, sink=where).rename(s.folder / name)
+
+    older, newer = file(narrow, "older.toml"), file(wide, "newer.toml")
+
+    def reached(number: int) -> bool:
+        written = into_postgres.totals(s)[1] if kind == "postgres" else into_lake.totals(s, older).written
+        return written == number
+
+    def rows() -> list[tuple[Any, ...]]:
+        if kind == "postgres":
+            return s.rows(f"SELECT id, to_jsonb(t) ->> 'note' FROM \"{s.table}\" t ORDER BY id")
+        return [(row["id"], row.get("note")) for row in into_lake.frame(s, kind).sort("id").to_dicts()]
+
+    s.produce(payment(n) for n in range(20))
+    s.drain(older)
+    first = s.start(older, *CONSUMER)
+    s.produce(payment(n) for n in range(20, 40))
+    assert poll_until(partial(reached, 40), 60), s.kill(first)
+    second = s.start(newer, *CONSUMER)
+    count = 40
+    while not any(note for _, note in rows()):  # until the newer one has a partition
+        assert count < 2_000, s.kill(second) + s.kill(first)
+        s.produce(payment(n) for n in range(count, count + 20))
+        count += 20
+        assert poll_until(partial(reached, count), 60), s.kill(second) + s.kill(first)
+        time.sleep(0.5)
+    s.kill(second)
+    s.produce(payment(n) for n in range(count, count + 20))
+    assert poll_until(partial(reached, count + 20), 60), s.kill(first)
+    first.send_signal(signal.SIGTERM)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 0, said
+    found = rows()
+    assert [number for number, _ in found] == [*range(count + 20)]
+    assert {note for _, note in found} == {None, "x" * 20}
+    assert all(note is None for number, note in found if number < 40 or number >= count)
