@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from avow import schema
 from avow.errors import ColumnsChanged
 from avow.formats.base import DecodeError, Decoder, FormatPlugin, Reason, Samples
 from avow.formats.rows import RowDecoder
-from avow.settings import DeclaredColumns, FormatConfig, PipelineConfig
+from avow.settings import DeclaredColumns, FormatConfig, PipelineConfig, Source
 from avow.testing.install import installed
 
 
@@ -25,6 +25,9 @@ class GrowingConfig(DeclaredColumns):
 
     format: Literal["growing"] = Field(description='"growing"')
     subject: str = Field(description="the path of a file")
+
+    def for_source(self, source: Source) -> Self:  # noqa: ARG002
+        return self.model_copy(update={"declared": _subject(self)})
 
 
 class GrowingFormat(FormatPlugin):
@@ -37,15 +40,12 @@ class GrowingFormat(FormatPlugin):
         def read(value: bytes) -> dict[str, object]:
             row: dict[str, object] = json.loads(value)
             if unknown := row.keys() - names:
-                if unknown <= {field.name for field in _subject(pipeline)}:
+                if unknown <= {field.name for field in _subject(pipeline.decode)}:
                     raise ColumnsChanged(f"the subject has {', '.join(sorted(unknown))} by now")
                 raise DecodeError(Reason.UNKNOWN_FIELD, "not in the subject either")
             return {name: row.get(name) for name in names}
 
         return RowDecoder(pipeline, read, refuse_nul=refuse_nul)
-
-    def renewed(self, pipeline: PipelineConfig) -> FormatConfig:
-        return pipeline.decode.model_copy(update={"declared": _subject(pipeline)})
 
     def explain(self, pipeline: PipelineConfig) -> tuple[str, ...]:  # noqa: ARG002
         return ("Read each value as JSON.",)
@@ -54,9 +54,9 @@ class GrowingFormat(FormatPlugin):
         return Samples({"format": "growing", "schema": "id long", "subject": "/"}, ((b'{"id":1}', {"id": 1}),), ())
 
 
-def _subject(pipeline: PipelineConfig) -> schema.Schema:
-    assert isinstance(pipeline.decode, GrowingConfig)
-    return schema.parse(Path(pipeline.decode.subject).read_text())
+def _subject(decode: FormatConfig) -> schema.Schema:
+    assert isinstance(decode, GrowingConfig)
+    return schema.parse(Path(decode.subject).read_text())
 
 
 GROWING = GrowingFormat()

@@ -182,6 +182,28 @@ def test_what_is_wrong_with_a_subject_is_said_at_the_start(topic: Topic, make_to
         s.load(topic.file(source=pattern))
 
 
+@pytest.mark.parametrize("engine", ["consumer", "spark"])
+def test_a_table_follows_its_subject_while_running(topic: Topic, engine: str) -> None:
+    s = topic.s
+    first = topic.writer(payment())
+    path = topic.file(sink=sink(s, 'evolve = "add"'))
+    s.produce([first(value(n)) for n in range(100)])
+    running = s.start(path, "--engine", engine)
+    s.wait_for_rows(100)
+    second = topic.writer(payment(NOTE, {"name": "kind", "type": "string", "default": "?"}))
+    s.produce([second(value(n, note=f"n{n}", kind="k")) for n in range(100, 200)])
+    s.produce([first(value(n)) for n in range(200, 250)])  # a producer that is not up to date
+    s.wait_for_rows(250)
+    log = s.kill(running)
+    assert "has other columns than" in log
+    assert f"; columns of subject {s.topic}-value, version 2 (id " in log
+    rows = s.rows(f'SELECT id, note, kind FROM "{s.table}" ORDER BY id')
+    assert rows[:100] == [(n, None, None) for n in range(100)], "of before: they had none"
+    assert rows[100:200] == [(n, f"n{n}", "k") for n in range(100, 200)]
+    assert rows[200:] == [(n, None, "?") for n in range(200, 250)], "as the newer schema reads them"
+    assert held(s, path)
+
+
 @pytest.fixture
 def own_registry(tmp_path: Path) -> Iterator[Registry]:
     """One that may die."""

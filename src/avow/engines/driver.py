@@ -284,9 +284,10 @@ class RunDriver:
         self.run = self.sink.open_run(partitions)
         self._observer.began(self.run, entries)
         self.positions |= self._starts(known, added)
+        columns_from = self._pipeline.decode.columns_from
         self._observer.event(
             f"run {self.run} of {self._pipeline.name}: {self._pipeline.guarantee}, {len(known)} partitions, from the "
-            "ledger"
+            f"ledger{columns_from and f'; columns of {columns_from}'}"
         )
         self._moved = True
         self._lag_reported = self._lag()[0]

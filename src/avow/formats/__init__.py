@@ -27,7 +27,7 @@ def plugin_of(pipeline: PipelineConfig) -> FormatPlugin:
 
 def renewed(pipeline: PipelineConfig) -> PipelineConfig:
     """The pipeline with the columns of now, where its format takes them from outside the file."""
-    decode = plugin_of(pipeline).renewed(pipeline)
+    decode = pipeline.decode.for_source(pipeline.source)
     if decode == pipeline.decode:
         return pipeline
     try:

@@ -46,11 +46,6 @@ class FormatPlugin(ABC):
     def samples(self) -> Samples:
         """Records that it must take and refuse, for ``avow.testing.formats``."""
 
-    def renewed(self, pipeline: PipelineConfig) -> FormatConfig:
-        """The settings with the columns of now, where these come from outside the file, from a registry for example.
-        Asked after a decoder has raised ``ColumnsChanged``, and before the table is prepared for the next attempt."""
-        return pipeline.decode
-
     # For ``avow prove`` with a user's file. A format without these is proved by its own tests alone.
 
     def sample_value(self, pipeline: PipelineConfig, number: int, key: int) -> bytes:  # noqa: ARG002
@@ -75,7 +70,7 @@ class Decoder(Protocol):
         A record that cannot be taken is refused in the outcome, never raised: whatever the bytes of one record are,
         the others are decoded. What is raised is an error of another kind, and ends the attempt: an ``AvowError`` or
         ``OSError`` for what is no record's fault, such as a registry that does not answer; ``ColumnsChanged`` where the
-        format has more columns by now (``FormatPlugin.renewed``).
+        format has more columns by now (``FormatConfig.for_source``).
         """
 
 

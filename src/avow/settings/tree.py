@@ -148,8 +148,14 @@ class FormatConfig(Section):
         """The payload's columns."""
 
     def for_source(self, source: Source) -> Self:  # noqa: ARG002
-        """The same with what depends on the topics that are read: a format whose columns a schema registry has."""
+        """The same with the columns of now, where they come from outside the file: a schema registry may have them, by
+        topic. Asked when a pipeline is loaded, and after a decoder has raised ``ColumnsChanged``."""
         return self
+
+    @property
+    def columns_from(self) -> str:
+        """Where the columns come from, if not from the pipeline's file: a version of a subject, for a run's log."""
+        return ""
 
     @property
     def is_resolved(self) -> bool:

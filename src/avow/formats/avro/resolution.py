@@ -55,7 +55,7 @@ class Incompatible(ValueError):
 
 
 def columns_of(type: Type) -> ddl.Schema:
-    """The columns of a reader schema, or ``NoColumn``. Fields that cannot be null are declared not null."""
+    """The columns of a reader schema, or ``NoColumn``. Fields that cannot be null and have no default are not null."""
     if not isinstance(type, Record):
         raise NoColumn(f"the schema is a {type} and not a record, which has columns")
     return ddl.Schema(tuple(_fields(type, ())))
@@ -77,7 +77,8 @@ def _fields(record: Record, above: tuple[Record, ...]) -> Iterator[ddl.Field]:
             raise NoColumn(
                 f"{field.name}: {error}" if " " in str(error).partition(":")[0] else f"{field.name}.{error}"
             ) from None
-        yield ddl.Field(field.name, kind, required=not nullable)
+        # One with a default may have been added, or be added, when a table is there: its rows have nothing in it.
+        yield ddl.Field(field.name, kind, required=not nullable and field.default is NO_DEFAULT)
 
 
 def column_of(type: Type) -> tuple[ddl.Type, bool]:

@@ -138,6 +138,11 @@ class RegistryConfig(FormatConfig, SchemaSource):
         return self.registry is not None if self.frame is None else self.frame == "confluent"
 
     @property
+    def follows(self) -> bool:
+        """Whether the reader's schema is the subject's newest, whatever that is."""
+        return self.from_registry and self.version is None
+
+    @property
     def is_resolved(self) -> bool:
         return not self.from_registry or self._reader is not None
 
@@ -241,6 +246,10 @@ class RegistryConfig(FormatConfig, SchemaSource):
             return self.compile(text, key=key)
         except ValueError as error:
             refuse(str(error), f"a schema of {self.format}", *at, "schema_file" if self.schema_file else "schema")
+
+    @property
+    def columns_from(self) -> str:
+        return self.reader_text.origin if self.from_registry else ""
 
     def explain_reader(self) -> str:
         """For ``avow plan``: which columns there are, and whose they are."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from avow.arrow import indices, no_rows, without
-from avow.errors import ConfigError, UnknownSchema
+from avow.errors import ColumnsChanged, ConfigError, UnknownSchema
 from avow.formats.base import Decoded, DecodeError, Reason, RefusedRecord, shown
 from avow.formats.json.keys import key_reader
 from avow.formats.registry.config import RegistryConfig, Text
@@ -32,6 +32,7 @@ from avow.schema_registry import SchemaRegistry
 from avow.settings import PipelineConfig
 
 NO_NULL_VALUES = NullValues(no_rows(pa.schema([])), indices([]), [], 0, ())
+_CHECKED_MAX = 10_000
 INCOMPATIBLE = "incompatible-schema"  # the record's schema cannot be read as the reader's
 
 
@@ -60,9 +61,10 @@ MakeReader = Callable[[Text | None], SchemaReader]
 class Readers:
     """Reads values, or keys, each by the reader of its own writer's schema."""
 
-    def __init__(self, config: RegistryConfig, make: MakeReader) -> None:
+    def __init__(self, config: RegistryConfig, make: MakeReader, renewal: Renewal | None = None) -> None:
         self._config = config
         self._make = make
+        self._renewal = renewal
         self._registry = SchemaRegistry(config.registry) if config.registry else None
         self._skip = FRAME_BYTES if config.framed else 0
         self._readers: dict[int | None, SchemaReader | DecodeError] = {}
@@ -127,6 +129,8 @@ class Readers:
             text = self._config.text_of(self._registry.by_id(schema_id), self._registry)
         except UnknownSchema as error:
             return DecodeError(UNKNOWN_ID, str(error))
+        if self._renewal is not None:
+            self._renewal.check(schema_id)
         try:
             return self._make(text)
         except IncompatibleSchema as error:
@@ -138,6 +142,41 @@ class Readers:
                 advice="Change the reader's schema so that it can read both; "
                 'decode.incompatible = "dead-letter" makes such records dead letters.',
             ) from None
+
+
+# Of this process: writers' schemas that came after the reader's, and told of no other columns. By both ids.
+_checked: set[tuple[str, int | None, int]] = set()
+
+
+class Renewal:
+    """Looks for other columns, where the table follows the newest version of a subject (``sink.evolve``)."""
+
+    def __init__(self, pipeline: PipelineConfig) -> None:
+        self._pipeline = pipeline
+
+    @staticmethod
+    def of(pipeline: PipelineConfig) -> Renewal | None:
+        config = pipeline.decode
+        assert isinstance(config, RegistryConfig)
+        evolves = getattr(pipeline.sink, "evolve", None) == "add"
+        return Renewal(pipeline) if config.follows and evolves else None
+
+    def check(self, schema_id: int) -> None:
+        """Raise ``ColumnsChanged`` if the subject's newest version has other columns than the reader's. A writer's schema
+        that was not seen before may be that version."""
+        config = self._pipeline.decode
+        assert isinstance(config, RegistryConfig)
+        assert config.registry is not None
+        reader = config.reader_text.schema_id
+        key = (config.registry.url, reader, schema_id)
+        if schema_id == reader or key in _checked:
+            return
+        newest = config.for_source(self._pipeline.source)
+        if newest.columns != config.columns:
+            raise ColumnsChanged(f"{newest.reader_text.origin} has other columns than {config.reader_text.origin}")
+        if len(_checked) >= _CHECKED_MAX:
+            _checked.clear()
+        _checked.add(key)
 
 
 class RegistryDecoder:
@@ -152,7 +191,7 @@ class RegistryDecoder:
         own = {column.name for column in config.reader.columns}
         self._schema = pa.schema([field for field in whole if field.name in own])
         self._key_schema = pa.schema([field for field in whole if field.name not in own])
-        self._values = Readers(config, make)
+        self._values = Readers(config, make, Renewal.of(pipeline))
         self._keys = Readers(config, make_key) if make_key else None
         self._tombstones = Tombstones(pipeline, self._key_reader(pipeline, refuse_nul=refuse_nul))
 
