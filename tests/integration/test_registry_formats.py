@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.fix_pipeline import Scenario, session_spark
 from tests.into_postgres import dead, sink, totals
@@ -17,13 +18,15 @@ from tests.into_postgres import dead, sink, totals
 from avow.audit.auditor import audit
 from avow.audit.judge import Verdict
 from avow.errors import ConfigError, RegistryUnavailable, UnknownSubject
+from avow.formats import decoder
 from avow.formats.avro.encode import encode
 from avow.formats.avro.schema import parse
 from avow.formats.registry.frame import framed
 from avow.local.cluster import PortPicker
 from avow.local.registry import Registry
 from avow.plan import plan
-from avow.schema_registry import RegistrySettings, SchemaRegistry
+from avow.retry import poll_until
+from avow.schema_registry import UNKNOWN_KEPT_S, RegistrySettings, SchemaRegistry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
 
@@ -143,6 +146,14 @@ def test_a_schema_that_cannot_be_read_stops_by_name_before_anything_is_lost(topi
     assert s.positions() == {0: 0, 1: 0}
     s.drain(topic.file('incompatible = "dead-letter"'))
     assert [reason for _, _, reason in dead(s)] == ["incompatible-schema"]
+    text = '{"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}'
+    number = topic.registry.register(f"{s.topic}-json", "JSON", text)
+    s.produce([framed(number, b"{}")], partition=0)
+    with pytest.raises(ConfigError, match="it is a schema of another language, JSON"):
+        s.drain(topic.file())
+    assert s.positions() == {0: 1, 1: 0}
+    s.drain(topic.file('incompatible = "dead-letter"'))
+    assert [reason for _, _, reason in dead(s)] == ["incompatible-schema"] * 2
 
 
 def framed_by_other(topic: Topic, schema: Any, document: Any) -> bytes:
@@ -251,3 +262,20 @@ def _await_line(child: subprocess.Popen[str], text: str) -> None:
         if text in line:
             return
     raise AssertionError(f"the run ended without a word of {text!r}")
+
+
+def test_an_id_that_is_registered_later_is_known_then(
+    scenario: Callable[..., Scenario], own_registry: Registry
+) -> None:
+    """A decoder that lives on does not remember for ever that an id was unknown."""
+    topic = Topic(scenario(), own_registry.url)
+    first = topic.writer(payment())
+    (number,) = {topic.registry.latest(subject).id for subject in topic.registry.subjects()}
+    opened = decoder(topic.s.load(topic.file()), refuse_nul=True)
+    record = framed(number + 1, first(value(5))[5:])
+    batch = pa.RecordBatch.from_pydict({"key": pa.nulls(1, pa.binary()), "value": pa.array([record], pa.binary())})
+    assert [refused.reason for refused in opened.decode(batch).refused] == ["unknown-schema-id"]
+    text = json.dumps(payment() | {"doc": "another text is another schema"})
+    assert topic.registry.register(f"{topic.s.topic}-other", "AVRO", text) == number + 1
+    assert poll_until(lambda: opened.decode(batch).refused == (), 2 * UNKNOWN_KEPT_S)
+    assert opened.decode(batch).rows.to_pylist()[0]["id"] == 5

@@ -126,15 +126,17 @@ class Readers:
             return self._make(None)
         assert self._registry is not None
         try:
-            text = self._config.text_of(self._registry.by_id(schema_id), self._registry)
+            registered = self._registry.by_id(schema_id)
         except UnknownSchema as error:
-            return DecodeError(UNKNOWN_ID, str(error))
+            raise DecodeError(UNKNOWN_ID, str(error)) from None  # for now: it may be registered in a moment
         if self._renewal is not None:
             self._renewal.check(schema_id)
         try:
-            return self._make(text)
+            if registered.kind != self._config.language:
+                raise IncompatibleSchema(f"it is a schema of another language, {registered.kind}")
+            return self._make(self._config.text_of(registered, self._registry))
         except IncompatibleSchema as error:
-            wrong = f"{text.origin} cannot be read as {self._config.reader_text.origin}: {error}"
+            wrong = f"schema {schema_id} cannot be read as {self._config.reader_text.origin}: {error}"
             if self._config.incompatible == "dead-letter":
                 return DecodeError(INCOMPATIBLE, wrong)
             raise ConfigError(
@@ -162,8 +164,8 @@ class Renewal:
         return Renewal(pipeline) if config.follows and evolves else None
 
     def check(self, schema_id: int) -> None:
-        """Raise ``ColumnsChanged`` if the subject's newest version has other columns than the reader's. A writer's schema
-        that was not seen before may be that version."""
+        """Raise ``ColumnsChanged`` if the newest version of the subject, which a new writer's schema may be, has other
+        columns than the reader's."""
         config = self._pipeline.decode
         assert isinstance(config, RegistryConfig)
         assert config.registry is not None
