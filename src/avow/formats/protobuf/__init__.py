@@ -1,0 +1,1 @@
+"""Records whose value is a message of Protocol Buffers. See ``plugin``."""
