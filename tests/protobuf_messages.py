@@ -26,7 +26,9 @@ INTEGERS = ["int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32",
 SCALARS = [*INTEGERS, "double", "float", "bool", "string", "bytes"]
 KEYS = [*INTEGERS, "bool", "string"]
 KNOWN = ["Timestamp", "Duration", "Struct", "Value", "ListValue", "Any", "Empty", "FieldMask"]
-KNOWN += [f"{name}Value" for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")]
+KNOWN += [
+    f"{name}Value" for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+]
 IMPORTS = ["timestamp", "duration", "struct", "any", "empty", "field_mask", "wrappers"]
 TEXTS = ["", "a", "text", "é😀", "\u2028", "\x7f" * 130, "null"]
 DEFAULTS = {"string": '"d\\303\\251"', "bytes": '"\\000\\377"', "bool": "true", "float": "1.5", "double": "-2.25"}
@@ -83,7 +85,7 @@ def _fields(chance: random.Random, syntax: str, message: int) -> list[str]:
         if shape == "map":
             lines.append(f"  map<{chance.choice(KEYS)}, {type_}> {name} = {number};")
         elif shape == "repeated":
-            packable = type_ in SCALARS and type_ not in ("string", "bytes") or type_ in ("Color", "Size")
+            packable = (type_ in SCALARS and type_ not in ("string", "bytes")) or type_ in ("Color", "Size")
             option = chance.choice(["", " [packed = true]", " [packed = false]"]) if packable else ""
             lines.append(f"  repeated {type_} {name} = {number}{option};")
         elif shape == "oneof":
@@ -266,7 +268,7 @@ def _refuse_no_json(value: Any) -> None:
         raise Refused("a value that has none")
     elif kind in ("struct_value", "list_value"):
         _refuse_no_json(getattr(value, kind))
-    elif (kind == "null_value" and value.null_value) or (kind == "number_value" and not math.isfinite(value.number_value)):
+    elif value.null_value or not math.isfinite(value.number_value):
         raise Refused("JSON has no such value")
 
 

@@ -37,8 +37,8 @@ def outcome_of_google(case: Case, data: bytes) -> object:
         return None
     try:
         return messages.row(message)
-    except Refused as error:
-        return error
+    except (Refused, UnicodeDecodeError) as error:  # of proto2, text is only looked at when it is asked for
+        return Refused(str(error))
 
 
 @settings(max_examples=120, **CHECKS)  # type: ignore[arg-type]

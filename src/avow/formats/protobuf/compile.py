@@ -14,38 +14,45 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from avow import extras
-from avow.errors import ConfigError, first_line
-from avow.formats.protobuf.descriptors import Enum, Field, Kind, Message, Presence, Schema
+from avow.errors import first_line
+from avow.formats.protobuf.descriptors import BadSchema, Enum, Field, Kind, Message, Presence, Schema
 
 _TIMEOUT_S = 60
 _MAIN = "schema.proto"  # the name of a text that has none
 _SCHEMAS_KEPT = 256
+_IMPORTS_MAX = 1_000
+_IMPORT = re.compile(r"""^\s*import\s+(?:public\s+|weak\s+|option\s+)?["']([^"'\n]+)["']\s*;""", re.M)
 _NOT_FOUND = re.compile(r"Import \"(?P<name>[^\"]+)\" was not found|(?P<file>[^:\s]+): File not found")
 
 
-def compile_text(text: str, imports: Mapping[str, str] | None = None) -> Schema:
-    """The schema that ``text`` is, or ``ConfigError``. ``imports``: the texts that it imports, by the names that it
-    has for them; those of ``google/protobuf/`` are known."""
-    return _compile_text(text, tuple(sorted((imports or {}).items())))
+Imports = tuple[tuple[str, str], ...]  # texts by the names that a schema has for them, ordered
 
 
-def compile_file(path: Path) -> Schema:
-    """The schema of a file. What it imports is looked for from its own folder on."""
-    try:
-        path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", advice="Name a .proto file.") from None
-    return read_descriptors(run_compiler(path.name, path.parent.absolute()), path.name)
+def imports_of(text: str, folder: Path) -> Imports:
+    """What a file imports from its folder, and what that imports. What is not there the compiler will name."""
+    found: dict[str, str] = {}
+    todo = [text]
+    while todo:
+        for name in _IMPORT.findall(todo.pop()):
+            path = PurePosixPath(name)
+            if name in found or path.is_absolute() or ".." in path.parts or len(found) >= _IMPORTS_MAX:
+                continue
+            with suppress(OSError, ValueError):
+                found[name] = (folder / path).read_text(encoding="utf-8-sig")
+                todo.append(found[name])
+    return tuple(sorted(found.items()))
 
 
 @lru_cache(_SCHEMAS_KEPT)
-def _compile_text(text: str, imports: tuple[tuple[str, str], ...]) -> Schema:
+def compile_text(text: str, imports: Imports = ()) -> Schema:
+    """The schema that ``text`` is, or ``BadSchema``. Imports of ``google/protobuf/`` are known."""
     with tempfile.TemporaryDirectory(prefix="avow-proto-") as name:
         folder = Path(name)
         for imported, imported_text in imports:
@@ -60,7 +67,7 @@ def _compile_text(text: str, imports: tuple[tuple[str, str], ...]) -> Schema:
 def _write(folder: Path, name: str, text: str) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or not path.name:
-        raise ConfigError(f"the schema imports {name!r}, which is no name of a .proto file inside a folder")
+        raise BadSchema(f"it imports {name!r}, which is no name of a file inside a folder")
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_text(text, encoding="utf-8", newline="\n")
 
@@ -77,21 +84,19 @@ def run_compiler(name: str, folder: Path) -> bytes:
         try:
             ended = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"the Protobuf schema was not compiled within {_TIMEOUT_S} s") from None
+            raise BadSchema(f"it was not compiled within {_TIMEOUT_S} s") from None
         if ended.returncode or not made.exists():
             raise _refused(ended.stderr.decode(errors="replace"), folder)
         return made.read_bytes()
 
 
-def _refused(said: str, folder: Path) -> ConfigError:
+def _refused(said: str, folder: Path) -> BadSchema:
     lines = [line.replace(f"{folder}/", "").strip() for line in said.splitlines() if "warning:" not in line]
     problem = first_line(ValueError("\n".join(lines) or "protoc failed and said nothing"))
-    advice = ""
     if missing := next((match for match in map(_NOT_FOUND.search, lines) if match), None):
         name = missing["name"] or missing["file"]
-        advice = f"Put {name} under the folder of the .proto file, or register it as a reference of the schema."
-        problem = f"the file {name} that it imports is not there"
-    return ConfigError(f"the Protobuf schema does not compile: {problem}", advice=advice)
+        problem = f"it imports {name}, which is neither under its folder nor a reference of it in the registry"
+    return BadSchema(f"it does not compile: {problem}")
 
 
 def read_descriptors(serialized: bytes, name: str) -> Schema:

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+class BadSchema(ValueError):
+    """A schema that does not compile, or that no columns can be made of: what is wrong, for a person."""
+
+
 class Kind(StrEnum):
     """The type of a field, as .proto files name it."""
 

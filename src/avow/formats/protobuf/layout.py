@@ -22,8 +22,7 @@ from enum import Enum as PlainEnum
 from enum import StrEnum
 
 from avow import schema as ddl
-from avow.errors import ConfigError
-from avow.formats.protobuf.descriptors import Field, Kind, Message, Presence, Schema
+from avow.formats.protobuf.descriptors import BadSchema, Field, Kind, Message, Presence, Schema
 from avow.schema import Array, Decimal, Map, Scalar, Struct
 
 FIELDS_MAX = 10_000  # of all messages in one another: a bound for what a small schema can unfold to
@@ -94,13 +93,12 @@ class Slot:
 
 
 def layout(schema: Schema, message: str) -> Record:
-    """The columns of a message of the schema, or ``ConfigError``."""
+    """The columns of a message of the schema, or ``BadSchema``."""
     if message not in schema.messages:
-        there = ", ".join(schema.places.values()) or "none"
-        raise ConfigError(f"the Protobuf schema has no message {message}", advice=f"Its messages: {there}.")
+        raise BadSchema(f"there is no message {message}; there are: {', '.join(schema.places.values()) or 'none'}")
     record = _Builder(schema).record(schema.messages[message], ())
     if not record.slots:
-        raise ConfigError(f"the message {message} has no fields: there is nothing to make columns of")
+        raise BadSchema(f"the message {message} has no fields: there is nothing to make columns of")
     return record
 
 
@@ -142,24 +140,20 @@ class _Builder:
         """``inside``: the messages around it, the outermost first."""
         if message.name in inside:
             path = " in ".join((message.name, *reversed(inside)))
-            raise ConfigError(
-                f"the message {message.name} contains itself ({path}): it has no bounded number of columns",
-                advice="Declare a message without it, or use decode.format = \"raw\".",
-            )
+            raise BadSchema(f"the message {message.name} contains itself ({path}): no column has an end like that")
         if len(inside) >= ddl.MAX_DEPTH:
-            raise ConfigError(f"the message {inside[0]} is nested more than {ddl.MAX_DEPTH} deep")
+            raise BadSchema(f"the message {inside[0]} is nested more than {ddl.MAX_DEPTH} deep")
         _refuse_equal_names(message)
         return Record(message.name, tuple(self._slot(field, message, inside) for field in message.fields))
 
     def _slot(self, field: Field, message: Message, inside: tuple[str, ...]) -> Slot:
         self._fields += 1
         if self._fields > FIELDS_MAX:
-            raise ConfigError(f"the message {(*inside, message.name)[0]} has more than {FIELDS_MAX:,} fields in all")
+            raise BadSchema(f"the message {(*inside, message.name)[0]} has more than {FIELDS_MAX:,} fields in all")
         if field.kind is Kind.GROUP:
-            raise ConfigError(
-                f"the field {field.name} of {message.name} is a group (or has message_encoding = DELIMITED), which is "
-                "not supported",
-                advice='Make it a message, or use decode.format = "raw".',
+            raise BadSchema(
+                f"the field {field.name} of {message.name} is a group, or has message_encoding = DELIMITED: such "
+                "fields are not read"
             )
         around = (*inside, message.name)
         entry = self._schema.messages.get(field.type_name)
@@ -189,7 +183,7 @@ def _refuse_equal_names(message: Message) -> None:
     for field in message.fields:
         other = names.setdefault(field.name.lower(), field.name)
         if other != field.name:
-            raise ConfigError(
+            raise BadSchema(
                 f"the fields {other} and {field.name} of {message.name} differ by case only, and so would their columns"
             )
 

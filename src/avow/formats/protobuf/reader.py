@@ -8,7 +8,8 @@ a boolean other than 0 and 1, text that is not UTF-8 (also in proto2).
 A message is read in two steps: ``read`` gathers what is there in a dict by field number, so that a message which comes
 in parts is merged as the specification says, and ``finish`` makes the values of it.
 
-Owns: what a field's bytes must look like. Must not know: Arrow, frames. Neighbours: ``wire``, ``layout``, ``wellknown``.
+Owns: what a field's bytes must look like. Must not know: Arrow, frames. Neighbours: ``wire``, ``layout`` and
+``wellknown``.
 """
 
 from __future__ import annotations
@@ -246,7 +247,8 @@ class _Compiler:
         assert slot.key is not None
         value = slot.value
         absent = default(value) if isinstance(value, Kind | Enumeration) else Absent.NULL
-        message = _Message(self._rules, _map_entry)
+        # Libraries differ in what they make of an entry with other fields, and nobody writes one.
+        message = _Message(replace(self._rules, refuse_unknown_fields=True), _map_entry)
         key = _Field(Slot(1, "key", slot.key, absent=default(slot.key)), self._reader(slot.key), ())
         message.set_fields([key, _EntryValue(Slot(2, "value", value, absent=absent), self._reader(value), ())])
         return message
@@ -260,9 +262,9 @@ class _Compiler:
             case Wrapped(kind):
                 inner = Slot(1, "value", kind, absent=default(kind))
                 return self.message(Record("", (inner,)), lambda found: found["value"])
-            case Special.JSON_OBJECT | Special.JSON_VALUE | Special.JSON_ARRAY:
-                return self._json(value)
             case Special():
+                if value in (Special.JSON_OBJECT, Special.JSON_VALUE, Special.JSON_ARRAY):
+                    return self._json(value)
                 return self.message(RECORDS[value], CONVERT[value])
             case Kind.STRING:
                 return _Scalar(LENGTH, _string(refuse_nul_in_it=self._rules.refuse_nul))

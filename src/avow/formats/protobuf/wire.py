@@ -101,3 +101,13 @@ def _skip_group(data: bytes, at: int, end: int, number: int, depth: int) -> int:
             return at
         at = skip(data, at, end, inner, wire, depth)
     malformed(f"the group {number} does not end")
+
+
+def varint(number: int) -> bytes:
+    """A number in as few bytes as it needs; a negative one in ten."""
+    number &= (1 << 64) - 1
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*encoded, number))
