@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import math
 import random
-import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError as GoogleRefuses
 
-from avow.formats.protobuf.compile import read_descriptors, run_compiler
+from avow.formats.protobuf.compile import compile_text, descriptor_set
 from avow.formats.protobuf.descriptors import Schema
 
 INTEGERS = ["int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64"]
@@ -53,14 +51,12 @@ class Case:
 
 
 def case(text: str) -> Case:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "t.proto").write_text(text)
-        serialized = run_compiler("t.proto", Path(folder))
+    serialized = descriptor_set(text)
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(serialized).file:
         pool.Add(file)  # type: ignore[no-untyped-call,unused-ignore]
     type_ = message_factory.GetMessageClass(pool.FindMessageTypeByName("t.M0"))
-    return Case(text, read_descriptors(serialized, "t.proto"), type_)
+    return Case(text, compile_text(text), type_)
 
 
 def schema_text(chance: random.Random) -> str:

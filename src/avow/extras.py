@@ -19,6 +19,8 @@ MODULES = {
     "deltalake": "delta",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",
+    "grpc_tools": "protobuf",
+    "google": "protobuf",
     "starlette": "dashboard",
     "uvicorn": "dashboard",
     "jinja2": "dashboard",

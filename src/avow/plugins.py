@@ -71,6 +71,7 @@ FORMATS = Registry(
     {
         "avro": "avow.formats.avro.plugin:AVRO",
         "json": "avow.formats.json.plugin:JSON",
+        "protobuf": "avow.formats.protobuf.plugin:PROTOBUF",
         "raw": "avow.formats.raw.plugin:RAW",
         "string": "avow.formats.raw.plugin:STRING",
     },

@@ -18,6 +18,7 @@ from avow.formats import FORMATS, plugin_of
 from avow.formats.avro.plugin import AVRO
 from avow.formats.base import Decoded, Decoder
 from avow.formats.json.plugin import JSON
+from avow.formats.protobuf.plugin import PROTOBUF
 from avow.formats.raw.plugin import RAW, STRING
 from avow.plan import load_checked, plan
 from avow.settings import PipelineConfig, load
@@ -42,6 +43,10 @@ class TestJson(FormatContract):
     plugin = JSON
 
 
+class TestProtobuf(FormatContract):
+    plugin = PROTOBUF
+
+
 class TestRaw(FormatContract):
     plugin = RAW
 
@@ -54,7 +59,7 @@ class TestCsv(FormatContract):
     plugin = CSV
 
 
-OWN = {case.plugin.format: case.plugin for case in (TestAvro, TestJson, TestRaw, TestString)}
+OWN = {case.plugin.format: case.plugin for case in (TestAvro, TestJson, TestProtobuf, TestRaw, TestString)}
 
 
 def test_the_contract_is_tested_over_every_format() -> None:

@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -107,8 +108,8 @@ class ProtobufReader:
         self._rules = (_REFUSE_NUL if refuse_nul else 0) | (_IGNORE_UNKNOWN if ignore_unknown else 0)
         self._read = library.avow_protobuf_read
         self._read.restype = ctypes.c_int64
-        first = [POINTER, NUMBER, POINTER, NUMBER, ctypes.c_int32, NUMBER, ctypes.c_char_p, NUMBER]
-        self._read.argtypes = [*first, *READ_ARGUMENTS]
+        layout: list[Any] = [POINTER, NUMBER, POINTER, NUMBER, ctypes.c_int32, NUMBER, ctypes.c_char_p, NUMBER]
+        self._read.argtypes = [*layout, *READ_ARGUMENTS]
 
     @staticmethod
     def can_read(columns: Sequence[Column]) -> bool:

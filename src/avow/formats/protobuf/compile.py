@@ -53,6 +53,12 @@ def imports_of(text: str, folder: Path) -> Imports:
 @lru_cache(_SCHEMAS_KEPT)
 def compile_text(text: str, imports: Imports = ()) -> Schema:
     """The schema that ``text`` is, or ``BadSchema``. Imports of ``google/protobuf/`` are known."""
+    return read_descriptors(descriptor_set(text, imports))
+
+
+@lru_cache(_SCHEMAS_KEPT)
+def descriptor_set(text: str, imports: Imports = ()) -> bytes:
+    """The same as a serialized FileDescriptorSet: each file after what it imports, so the text itself comes last."""
     with tempfile.TemporaryDirectory(prefix="avow-proto-") as name:
         folder = Path(name)
         for imported, imported_text in imports:
@@ -61,7 +67,7 @@ def compile_text(text: str, imports: Imports = ()) -> Schema:
         while (folder / main).exists():
             main = f"_{main}"
         _write(folder, main, text)
-        return read_descriptors(run_compiler(main, folder), main)
+        return _run(main, folder)
 
 
 def _write(folder: Path, name: str, text: str) -> None:
@@ -72,8 +78,7 @@ def _write(folder: Path, name: str, text: str) -> None:
     (folder / path).write_text(text, encoding="utf-8", newline="\n")
 
 
-def run_compiler(name: str, folder: Path) -> bytes:
-    """A serialized FileDescriptorSet of a file and of what it imports, each after what it needs itself."""
+def _run(name: str, folder: Path) -> bytes:
     with extras.named():
         if importlib.util.find_spec("grpc_tools") is None:
             raise ModuleNotFoundError("No module named 'grpc_tools'", name="grpc_tools")
@@ -99,7 +104,7 @@ def _refused(said: str, folder: Path) -> BadSchema:
     return BadSchema(f"it does not compile: {problem}")
 
 
-def read_descriptors(serialized: bytes, name: str) -> Schema:
+def read_descriptors(serialized: bytes) -> Schema:
     with extras.named():
         from google.protobuf import descriptor_pb2, descriptor_pool
     files = descriptor_pb2.FileDescriptorSet.FromString(serialized).file
@@ -112,7 +117,7 @@ def read_descriptors(serialized: bytes, name: str) -> Schema:
             messages[message.full_name] = _message(message)
             enums |= {enum.full_name: _enum(enum) for enum in message.enum_types}
         enums |= {enum.full_name: _enum(enum) for enum in added.enum_types_by_name.values()}
-    (main,) = (file for file in files if file.name == name)
+    main = files[-1]
     places = dict(_places(main.message_type, main.package, ()))
     return Schema(messages, enums, places)
 

@@ -1,7 +1,7 @@
 """Many messages at once, by avow's own C library: strict by itself, and many times faster than one by one.
 
-Owns: a layout as the library wants it. Must not know: why a record is refused, and how messages are read. Its neighbours
-are ``readers``, which chooses it where the library is there, and ``avow_native.protobuf``.
+Owns: a layout as the library wants it. Must not know: why a record is refused, and how messages are read. Its
+neighbours are ``readers``, which chooses it where the library is there, and ``avow_native.protobuf``.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def _value(
 ) -> NativeField:
     from avow_native.protobuf import Field as NativeField
 
-    op, parts, names = "", (), {}
+    op = ""
+    parts: tuple[NativeField, ...] = ()
+    names: dict[int, str] = {}
     match value:
         case Enumeration():
             op, names = "enum", dict(value.names)

@@ -101,6 +101,7 @@ class RegistryConfig(FormatConfig, SchemaSource):
     """[decode] of a format with schemas. A plugin's own is a subclass with its ``format`` and its language."""
 
     language: ClassVar[str]  # as registries call it: AVRO, PROTOBUF, JSON
+    takes_empty: ClassVar[bool] = False  # a value of zero bytes can be a good one
 
     registry: RegistrySettings | None = Field(None, description="a table [decode.registry]")
     frame: Literal["confluent", "none"] | None = Field(None, description='"confluent" or "none"')

@@ -88,7 +88,7 @@ class Readers:
 
     def row(self, value: bytes) -> Mapping[str, object]:
         """One value, strictly: its columns, or ``DecodeError``."""
-        if not value and not self._skip:
+        if not value and not self._skip and not self._config.takes_empty:
             raise DecodeError(Reason.EMPTY, "the value is empty: zero bytes")
         return self._reader(schema_id(value) if self._skip else None).row(value, self._skip)
 
