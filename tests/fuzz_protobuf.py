@@ -3,8 +3,8 @@
     python -m tests.fuzz_protobuf --records 10000000            # --seed N plays it again
     python -m tests.fuzz_protobuf --sanitize --records 1000000  # compiled with gcc's sanitizers
 
-A child process does the work: what ends it is a finding too, and the schema and the records that did are in the file that
-it wrote before it read them.
+A child process does the work: what ends it is a finding too, and the schema and the records that did are in the file
+that it wrote before it read them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests import protobuf_messages as messages
-from tests.fuzz_decode import sanitized
 
 from avow import native
 from avow.arrow import arrow_fields
@@ -31,6 +29,8 @@ from avow.formats.protobuf.frame import place_bytes
 from avow.formats.protobuf.layout import columns, layout
 from avow.formats.protobuf.native_columns import NativeColumns
 from avow.formats.protobuf.reader import Rules, StrictReader
+from tests import protobuf_messages as messages
+from tests.fuzz_decode import sanitized
 
 ROOT = Path(__file__).parents[1]
 BATCH = 500

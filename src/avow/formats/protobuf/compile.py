@@ -28,7 +28,8 @@ _TIMEOUT_S = 60
 _MAIN = "schema.proto"  # the name of a text that has none
 _SCHEMAS_KEPT = 256
 _IMPORTS_MAX = 1_000
-_IMPORT = re.compile(r"""^\s*import\s+(?:public\s+|weak\s+|option\s+)?["']([^"'\n]+)["']\s*;""", re.M)
+_IMPORT = re.compile(r"""\bimport\s+(?:public\s+|weak\s+|option\s+)?["']([^"'\n]+)["']\s*;""")
+_AT_A_PLACE = re.compile(r"[^:\s]+\.proto:")
 _NOT_FOUND = re.compile(r"Import \"(?P<name>[^\"]+)\" was not found|(?P<file>[^:\s]+): File not found")
 
 
@@ -96,8 +97,10 @@ def _run(name: str, folder: Path) -> bytes:
 
 
 def _refused(said: str, folder: Path) -> BadSchema:
-    lines = [line.replace(f"{folder}/", "").strip() for line in said.splitlines() if "warning:" not in line]
-    problem = first_line(ValueError("\n".join(lines) or "protoc failed and said nothing"))
+    lines = [line.replace(f"{folder}/", "").strip() for line in said.splitlines()]
+    # Beside warnings, and what its libraries say of themselves.
+    errors = [line for line in lines if _AT_A_PLACE.match(line) and "warning:" not in line]
+    problem = first_line(ValueError("\n".join(errors or lines) or "the compiler failed and said nothing"))
     if missing := next((match for match in map(_NOT_FOUND.search, lines) if match), None):
         name = missing["name"] or missing["file"]
         problem = f"it imports {name}, which is neither under its folder nor a reference of it in the registry"

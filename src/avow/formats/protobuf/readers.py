@@ -47,8 +47,7 @@ class ProtobufSchemaReader:
     def row(self, value: bytes, at: int) -> Mapping[str, object]:
         if at:
             at = self._begin(value, at)
-        if self._strict is None:
-            raise DecodeError(OTHER_MESSAGE, f"its schema has no message {self._message}")
+        assert self._strict is not None, "a schema without the message, and no place that names one"
         return self._strict.row(value[at:])
 
     def read(self, values: pa.BinaryArray, skip: int) -> tuple[pa.RecordBatch, pa.Int64Array]:
