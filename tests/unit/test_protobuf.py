@@ -139,7 +139,9 @@ def test_a_text_that_does_not_compile_is_refused_in_one_line() -> None:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert wrong('syntax = "proto3"; message M { int32 a = 1 }').startswith("it does not compile: schema.proto:1:43: Expected")
+    assert wrong('syntax = "proto3"; message M { int32 a = 1 }').startswith(
+        "it does not compile: schema.proto:1:43: Expected"
+    )
     assert '"Nope" is not defined' in wrong(proto("message M { Nope a = 1; }"))
     assert "it imports x/y.proto, which is neither under its folder nor" in wrong('import "x/y.proto"; message M {}')
     for name in ("../x.proto", "/etc/x.proto", "a/../../x.proto"):
@@ -277,7 +279,7 @@ def test_numbers_at_their_ends(type: str, encoded: bytes, value: object) -> None
         b"\x12" + varint(len(encoded)) + encoded,
         b"\x1a" + varint(len(entry)) + entry,
     ]
-    expected = [{"a": value}, {"b": [value]}, {"b": [value]}, {"c": [("", value)]}]
+    expected: list[dict[str, Any]] = [{"a": value}, {"b": [value]}, {"b": [value]}, {"c": [("", value)]}]
     found = decoded(pipeline(proto(body), message="p.M"), *values)
     if value is None:
         due = UNKNOWN_ENUM if type == "E" and encoded == b"\x02" else Reason.OUT_OF_RANGE

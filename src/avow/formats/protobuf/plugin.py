@@ -140,12 +140,13 @@ def _maker(reader: Compiled, rules: Rules) -> MakeReader:
     from avow.formats.protobuf.readers import schema_reader
 
     assert isinstance(reader, ProtobufSchema)
+    by_column = native.library() is not None
 
     def make(writer: Text | None) -> SchemaReader:
         written = (reader.text, reader.imports)
         if writer is not None and writer.text != reader.text:
             written = (writer.text, tuple(sorted(writer.references.items())))
-        return schema_reader(reader, *written, rules, by_column=native.library() is not None)
+        return schema_reader(reader, *written, rules, by_column=by_column)
 
     return make
 
