@@ -16,7 +16,7 @@ from avow import settings
 from avow.errors import ConfigError
 from avow.formats import FORMATS
 from avow.formats.json.plugin import JsonConfig
-from avow.formats.registry.config import KeySchema
+from avow.formats.protobuf.plugin import ProtobufKey
 from avow.guarantee import Guarantee
 from avow.schema import parse
 from avow.schema_registry import RegistrySettings
@@ -614,7 +614,7 @@ def keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
         "transform": settings.Transform,
         "sink": PostgresConfig,
         "decode.registry": RegistrySettings,
-        "decode.key": KeySchema,
+        "decode.key": ProtobufKey,  # which has all the keys of others
         "dead_letters": settings.DeadLetters,
         "batch": settings.BatchSettings,
     }
