@@ -10,8 +10,9 @@ import json
 import math
 import random
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
@@ -27,6 +28,9 @@ KNOWN = ["Timestamp", "Duration", "Struct", "Value", "ListValue", "Any", "Empty"
 KNOWN += [
     f"{name}Value" for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 ]
+DECIMAL, DATE = "confluent.type.Decimal", "google.type.Date"
+PARAMS = '(confluent.field_meta) = { params: [{key: "precision", value: "20"}, {key: "scale", value: "2"}] }'
+BUILT_IN = ["confluent/meta", "confluent/type/decimal", "google/type/date", "google/type/timeofday"]
 IMPORTS = ["timestamp", "duration", "struct", "any", "empty", "field_mask", "wrappers"]
 TEXTS = ["", "a", "text", "é😀", "\u2028", "\x7f" * 130, "null"]
 DEFAULTS = {"string": '"d\\303\\251"', "bytes": '"\\000\\377"', "bool": "true", "float": "1.5", "double": "-2.25"}
@@ -63,6 +67,7 @@ def schema_text(chance: random.Random) -> str:
     """Messages M0 to M3 of which each holds only later ones, and two enums."""
     syntax = chance.choice(["proto2", "proto3", "proto3"])
     lines = [f'syntax = "{syntax}";', "package t;", *(f'import "google/protobuf/{name}.proto";' for name in IMPORTS)]
+    lines += [f'import "{name}.proto";' for name in BUILT_IN]
     lines.append("enum Color { RED = 0; GREEN = 1; BLUE = -5; }")
     lines.append("enum Size { option allow_alias = true; NONE = 0; SMALL = 7; TINY = 7; BIG = 2147483647; }")
     for number in range(4):
@@ -72,6 +77,7 @@ def schema_text(chance: random.Random) -> str:
 
 def _fields(chance: random.Random, syntax: str, message: int) -> list[str]:
     types = [*SCALARS, *SCALARS, "Color", "Size", *(f"google.protobuf.{name}" for name in KNOWN)]
+    types += [DATE, DECIMAL, "google.type.TimeOfDay"]
     types += [f"M{number}" for number in range(message + 1, 4)] * 3
     numbers = chance.sample([*range(1, 40), 1_000, 70_000, 2**29 - 1], chance.randint(1, 9))
     lines, oneof = [], []
@@ -80,6 +86,9 @@ def _fields(chance: random.Random, syntax: str, message: int) -> list[str]:
         shape = chance.choice(["one", "one", "optional", "repeated", "map", "oneof"])
         if shape == "map":
             lines.append(f"  map<{chance.choice(KEYS)}, {type_}> {name} = {number};")
+        elif type_ == DECIMAL:
+            label = "repeated" if shape == "repeated" else "optional"
+            lines.append(f"  {label} {type_} {name} = {number}{chance.choice(['', f' [{PARAMS}]'])};")
         elif shape == "repeated":
             packable = (type_ in SCALARS and type_ not in ("string", "bytes")) or type_ in ("Color", "Size")
             option = chance.choice(["", " [packed = true]", " [packed = false]"]) if packable else ""
@@ -142,6 +151,15 @@ def _fill_inner(chance: random.Random, inner: Any) -> None:
             inner.nanos = chance.choice([0, chance.randrange(10**6) * 1_000, chance.randrange(10**9), 10**9])
             if chance.random() < 0.3:
                 inner.seconds, inner.nanos = -inner.seconds, -inner.nanos
+        case "google.type.Date":
+            inner.year = chance.choice([0, 1, 1900, 2000, 2024, 2026, 9999, 10_000])
+            inner.month, inner.day = chance.choice([*range(1, 13), 0, 13]), chance.choice([1, 28, 29, 30, 31, 32])
+        case "confluent.type.Decimal":
+            units = chance.choice([0, 1, -1, 127, -128, 12_345, 10**20 - 1, -(10**20) + 1, 10**20, 10**18 - 1])
+            inner.value = (
+                b"" if chance.random() < 0.05 else units.to_bytes(chance.choice([9, 10, 16, 17]), "big", signed=True)
+            )
+            inner.precision, inner.scale = 20, chance.choice([2, 2, 2, 2, 0, 1, 3, -1, 2**31 - 1])
         case "google.protobuf.Struct":
             for _ in range(chance.randrange(3)):
                 _fill_inner(chance, inner.fields[chance.choice(TEXTS)])
@@ -230,11 +248,25 @@ def _one(value: Any, field: Any) -> Any:
         return value.seconds * 10**6 + _micros(value.nanos)
     if name in ("google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"):
         return _json(value)
+    if name == DATE:
+        try:
+            return date(value.year, value.month, value.day)
+        except (ValueError, OverflowError) as error:
+            raise Refused(str(error)) from None
+    if name == DECIMAL and field.GetOptions().ByteSize():
+        return _decimal(value)
     if not field.message_type.fields:
         return True
     if name.startswith("google.protobuf.") and name.endswith("Value"):
         return row(value)["value"]
     return row(value)
+
+
+def _decimal(value: Any) -> Decimal:
+    number = Fraction(int.from_bytes(value.value, "big", signed=True)) / Fraction(10) ** min(value.scale, 100)
+    if not value.value or (number * 100).denominator != 1 or abs(number * 100) >= 10**20:
+        raise Refused("a decimal that does not fit")
+    return Decimal(int(number * 100)).scaleb(-2)
 
 
 def _micros(nanos: int) -> int:
@@ -293,7 +325,7 @@ def _comparable_one(value: Any, field: Any) -> Any:
         return comparable(value, type_)
     if type_ and type_.full_name in ("google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"):
         return json.loads(value)
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal) and not type_:
         return int(value)
     return "NaN" if value != value else value
 

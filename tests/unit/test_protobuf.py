@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -301,6 +301,48 @@ def test_times() -> None:
     bad = [at(-62_135_596_801, 0), at(253_402_300_800, 0), at(0, 1), at(0, -1_000), at(0, 10**9), at(2**63 - 1, 0)]
     found = decoded(pipeline(proto(body)), *good, *bad)
     assert [row["t"] for row in found.rows.to_pylist()] == [first, last, datetime(1970, 1, 1, tzinfo=UTC)]
+    assert [record.reason for record in found.refused] == [Reason.OUT_OF_RANGE] * len(bad)
+
+
+def test_what_kafka_connect_writes() -> None:
+    """Decimals with their precision beside them, dates, times of the day, and options that say nothing of the bytes."""
+    text = """syntax = "proto3"; package p; import "confluent/meta.proto"; import "confluent/type/decimal.proto";
+        import "google/type/date.proto"; import "google/type/timeofday.proto";
+        option (confluent.file_meta) = { doc: "x" };
+        message M { option (confluent.message_meta) = { tags: ["a"] };
+          confluent.type.Decimal a = 1 [(confluent.field_meta) = { doc: "d",
+            params: [{ key: "precision", value: "5" }, { key: "scale", value: "2" }] }];
+          confluent.type.Decimal b = 2; google.type.Date c = 3; google.type.TimeOfDay d = 4;
+          confluent.type.Decimal e = 5 [(confluent.field_meta) = { params: [{ key: "precision", value: "64" }] }]; }"""
+    decimal, time = (
+        "struct<value: binary not null, precision: long not null, scale: int not null>",
+        "hours: int not null",
+    )
+    config = pipeline(text)
+    assert str(config.decode.columns).startswith(f"a decimal(5,2), b {decimal}, c date, d struct<{time}, ")
+    assert str(config.decode.columns).endswith(f", e {decimal}")
+
+    def message(number: int, *parts: bytes) -> bytes:
+        inner = b"".join(parts)
+        return varint(number << 3 | 2) + varint(len(inner)) + inner
+
+    def exact(units: int, scale: int, size: int = 3) -> bytes:
+        return message(1, message(1, units.to_bytes(size, "big", signed=True)), b"\x18" + varint(scale))
+
+    good = [exact(-99_999, 2), exact(12, 0), exact(1_230, 3), exact(5, -1, 40), exact(0, 2**31 - 1)]
+    bad = [exact(100_000, 2), exact(1_000, 0), exact(1_231, 3), exact(5, -2), message(1), exact(1, -(2**31))]
+    found = decoded(config, *good, *bad)
+    assert [row["a"] for row in found.rows.to_pylist()] == [Decimal(n) for n in ("-999.99", "12", "1.23", "50", "0")]
+    assert [record.reason for record in found.refused] == [Reason.OUT_OF_RANGE] * len(bad)
+
+    def day(year: int, month: int, day: int) -> bytes:
+        return message(3, b"\x08" + varint(year), b"\x10" + varint(month), b"\x18" + varint(day))
+
+    good = [day(1, 1, 1), day(1970, 1, 1), day(2024, 2, 29), day(9999, 12, 31)]
+    bad = [day(2023, 2, 29), day(0, 1, 1), day(10_000, 1, 1), day(2026, 0, 1), day(2026, 4, 31), day(2026, 1, -1)]
+    found = decoded(config, *good, *bad)
+    days = [date(1, 1, 1), date(1970, 1, 1), date(2024, 2, 29), date(9999, 12, 31)]
+    assert [row["c"] for row in found.rows.to_pylist()] == days
     assert [record.reason for record in found.refused] == [Reason.OUT_OF_RANGE] * len(bad)
 
 

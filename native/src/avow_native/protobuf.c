@@ -56,8 +56,10 @@ enum op {
     OP_TIMESTAMP = 18,
     OP_DURATION = 19,
     OP_EMPTY = 20,
-    OP_DOUBT = 21,
-    OPS = 22,
+    OP_DATE = 21,
+    OP_DECIMAL = 22,
+    OP_DOUBT = 23,
+    OPS = 24,
 };
 
 enum many { ONE = 0, MANY_LIST = 1, MANY_MAP = 2 }; /* a map's parts are key and value */
@@ -167,6 +169,8 @@ static enum wire wire_of(int32_t op) {
     case OP_TIMESTAMP:
     case OP_DURATION:
     case OP_EMPTY:
+    case OP_DATE:
+    case OP_DECIMAL:
     case OP_DOUBT: return WIRE_LENGTH;
     default: return WIRE_VARINT;
     }
@@ -317,23 +321,30 @@ static const uint8_t *read_wrapped(struct reader *reader, const struct avow_prot
     return read_value(reader, inner, start, stop, column) == stop ? stop : NULL;
 }
 
-/* Seconds and nanoseconds, as Timestamp and Duration have them, in microseconds. */
-static const uint8_t *read_span(enum op op, const uint8_t *at, const uint8_t *end, struct column *column) {
+/* A message whose fields 1 to `count` are whole numbers, each there once or absent, which is 0. Its end, or NULL. */
+static const uint8_t *read_numbers(const uint8_t *at, const uint8_t *end, int32_t count, int64_t *numbers) {
     const uint8_t *stop = read_length(at, end, &at);
-    int64_t parts[2] = {0, 0}; /* seconds, nanos */
-    bool is_there[2] = {false, false};
+    uint32_t there = 0;
     if (stop == NULL) return NULL;
     while (at < stop) {
         int32_t number;
         enum wire wire;
         uint64_t bits;
         at = read_tag(at, stop, &number, &wire);
-        if (at == NULL || number > 2 || wire != WIRE_VARINT || is_there[number - 1]) return NULL;
+        if (at == NULL || number > count || wire != WIRE_VARINT || (there >> number & 1)) return NULL;
         at = read_varint(at, stop, &bits);
         if (at == NULL) return NULL;
-        parts[number - 1] = (int64_t)bits;
-        is_there[number - 1] = true;
+        numbers[number - 1] = (int64_t)bits;
+        there |= 1u << number;
     }
+    return stop;
+}
+
+/* Seconds and nanoseconds, as Timestamp and Duration have them, in microseconds. */
+static const uint8_t *read_span(enum op op, const uint8_t *at, const uint8_t *end, struct column *column) {
+    int64_t parts[2] = {0, 0};
+    const uint8_t *stop = read_numbers(at, end, 2, parts);
+    if (stop == NULL) return NULL;
     int64_t seconds = parts[0], nanos = parts[1];
     if (nanos < -NANOS_MAX || nanos > NANOS_MAX || nanos % 1000 != 0) return NULL;
     if (op == OP_TIMESTAMP) {
@@ -343,6 +354,54 @@ static const uint8_t *read_span(enum op op, const uint8_t *at, const uint8_t *en
         if ((seconds < 0 && nanos > 0) || (seconds > 0 && nanos < 0)) return NULL;
     }
     put64(column, seconds * MICROS + nanos / 1000);
+    return stop;
+}
+
+/* Year, month and day, as days from 1970-01-01 on. */
+static const uint8_t *read_date(const uint8_t *at, const uint8_t *end, struct column *column) {
+    static const int lengths[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    static const int before[] = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334};
+    int64_t parts[3] = {0, 0, 0};
+    const uint8_t *stop = read_numbers(at, end, 3, parts);
+    int64_t year = parts[0], month = parts[1], day = parts[2];
+    if (stop == NULL || year < 1 || year > 9999 || month < 1 || month > 12 || day < 1) return NULL;
+    bool is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    if (day > lengths[month - 1] + (month == 2 && is_leap)) return NULL;
+    int64_t past = year - 1, days = past * 365 + past / 4 - past / 100 + past / 400;
+    days += before[month - 1] + (month > 2 && is_leap) + day - 1 - 719162; /* those from 0001-01-01 to 1970-01-01 */
+    put32(column, (int32_t)days);
+    return stop;
+}
+
+/* Units as bytes, big-endian, and their scale, which must be the column's. */
+static const uint8_t *read_decimal(const uint8_t *at, const uint8_t *end, struct column *column) {
+    const uint8_t *units = NULL, *units_end = NULL, *stop = read_length(at, end, &at);
+    uint64_t scale = 0, bits;
+    uint32_t there = 0;
+    if (stop == NULL) return NULL;
+    while (at < stop) {
+        int32_t number;
+        enum wire wire;
+        at = read_tag(at, stop, &number, &wire);
+        if (at == NULL || number > 3 || wire != (number == 1 ? WIRE_LENGTH : WIRE_VARINT)) return NULL;
+        if (there >> number & 1) return NULL;
+        there |= 1u << number;
+        if (number == 1) {
+            at = units_end = read_length(at, stop, &units);
+        } else {
+            at = read_varint(at, stop, &bits);
+            if (at == NULL || bits > INT32_MAX) return NULL;
+            if (number == 3) scale = bits;
+        }
+        if (at == NULL) return NULL;
+    }
+    if (units == NULL || units == units_end || units_end - units > 16) return NULL;
+    if (scale != (uint64_t)column->field->scale) return NULL;
+    bool negative = *units & 0x80;
+    uint128 value = negative ? ~(uint128)0 : 0;
+    while (units < units_end) value = value << 8 | *units++;
+    if ((negative ? 0 - value : value) >= power_of_ten(column->field->precision)) return NULL;
+    put(column, &value, sizeof value);
     return stop;
 }
 
@@ -543,6 +602,8 @@ static const uint8_t *read_value(struct reader *reader, const struct avow_protob
     case OP_WRAPPED: return read_wrapped(reader, node, at, end, column);
     case OP_TIMESTAMP:
     case OP_DURATION: return read_span(op, at, end, column);
+    case OP_DATE: return read_date(at, end, column);
+    case OP_DECIMAL: return read_decimal(at, end, column);
     case OP_EMPTY:
         stop = read_length(at, end, &start);
         if (stop == NULL || start != stop) return NULL;
@@ -573,7 +634,7 @@ static bool holds(enum op op, const struct avow_field *field) {
         [OP_FIXED64] = DECIMAL,     [OP_SFIXED32] = INT32,   [OP_SFIXED64] = INT64,       [OP_FLOAT] = FLOAT,
         [OP_DOUBLE] = DOUBLE,       [OP_STRING] = STRING,    [OP_BYTES] = BINARY,         [OP_ENUM] = STRING,
         [OP_MESSAGE] = STRUCT,      [OP_TIMESTAMP] = TIMESTAMP, [OP_DURATION] = INT64,    [OP_EMPTY] = BOOLEAN,
-        [OP_DOUBT] = STRING,
+        [OP_DATE] = DATE,           [OP_DECIMAL] = DECIMAL,  [OP_DOUBT] = STRING,
     };
     return field->kind == kinds[op];
 }

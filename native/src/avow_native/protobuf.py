@@ -19,36 +19,11 @@ from avow_native.columns import NUMBER, POINTER, READ_ARGUMENTS, Column, Columns
 
 __all__ = ["OPS", "Column", "Field", "ProtobufReader"]
 
-# The same numbers as in protobuf.c. ``doubt``: what is only read one by one.
-OPS = {
-    name: number
-    for number, name in enumerate(
-        [
-            "bool",
-            "int32",
-            "int64",
-            "uint32",
-            "uint64",
-            "sint32",
-            "sint64",
-            "fixed32",
-            "fixed64",
-            "sfixed32",
-            "sfixed64",
-            "float",
-            "double",
-            "string",
-            "bytes",
-            "enum",
-            "message",
-            "wrapped",
-            "timestamp",
-            "duration",
-            "empty",
-            "doubt",
-        ]
-    )
-}
+_VARINTS = ("bool", "int32", "int64", "uint32", "uint64", "sint32", "sint64")
+_FIXED = ("fixed32", "fixed64", "sfixed32", "sfixed64", "float", "double")
+_LONG = ("string", "bytes", "enum", "message", "wrapped", "timestamp", "duration", "empty", "date", "decimal", "doubt")
+# In the order of protobuf.c. ``doubt``: what is only read one by one.
+OPS = {name: number for number, name in enumerate((*_VARINTS, *_FIXED, *_LONG))}
 _MANY = {"one": 0, "list": 1, "map": 2}
 _NULL, _DEFAULT, _DOUBT = 0, 1, 2
 _REFUSE_NUL, _IGNORE_UNKNOWN = 1, 2

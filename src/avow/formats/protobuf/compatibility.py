@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from avow.formats.protobuf.descriptors import Field, Kind, Message, Presence, Schema
 from avow.formats.protobuf.layout import (
+    DECIMAL,
     Absent,
     Enumeration,
+    Exact,
     Many,
     Record,
     Slot,
@@ -101,6 +103,9 @@ def _value(value: Value, field: Field, writer: Schema) -> Value:
                 if inner.is_repeated:
                     raise Incompatible(f"{field.type_name} cannot be read as a wrapper of {kind}")
                 _check_kind(kind, inner)
+        case Exact():
+            if field.type_name != DECIMAL:
+                raise Incompatible(f"{field.type_name or field.kind} cannot be read as {DECIMAL}")
         case Special.EMPTY:
             _message(field, writer)
         case Special():

@@ -22,7 +22,10 @@ from typing import Any
 
 from avow import extras
 from avow.errors import first_line
+from avow.formats.protobuf.builtin import BUILT_IN, META_NUMBER
 from avow.formats.protobuf.descriptors import BadSchema, Enum, Field, Kind, Message, Presence, Schema
+from avow.formats.protobuf.layout import Many, Record, Slot
+from avow.formats.protobuf.reader import Rules, StrictReader
 
 _TIMEOUT_S = 60
 _MAIN = "schema.proto"  # the name of a text that has none
@@ -53,16 +56,18 @@ def imports_of(text: str, folder: Path) -> Imports:
 
 @lru_cache(_SCHEMAS_KEPT)
 def compile_text(text: str, imports: Imports = ()) -> Schema:
-    """The schema that ``text`` is, or ``BadSchema``. Imports of ``google/protobuf/`` are known."""
+    """The schema that ``text`` is, or ``BadSchema``. Imports of ``google/protobuf/`` and ``BUILT_IN`` are known."""
     return read_descriptors(descriptor_set(text, imports))
 
 
 @lru_cache(_SCHEMAS_KEPT)
 def descriptor_set(text: str, imports: Imports = ()) -> bytes:
     """The same as a serialized FileDescriptorSet: each file after what it imports, so the text itself comes last."""
+    texts = [text, *(imported for _, imported in imports)]
+    known = {name: known for name, known in BUILT_IN.items() if any(name in one for one in texts)}
     with tempfile.TemporaryDirectory(prefix="avow-proto-") as name:
         folder = Path(name)
-        for imported, imported_text in imports:
+        for imported, imported_text in (known | dict(imports)).items():
             _write(folder, imported, imported_text)
         main = _MAIN
         while (folder / main).exists():
@@ -159,6 +164,21 @@ def _field(field: Any) -> Field:
         Presence.REQUIRED if field.is_required else presence,
         oneof.name if shared else "",
         _default(field, kind) if field.has_default_value else None,
+        *_decimal(field),
+    )
+
+
+def _decimal(field: Any) -> tuple[int, int]:
+    """The precision and scale that Kafka Connect, Flink and ksqlDB write beside a decimal."""
+    options = field.GetOptions()
+    if field.message_type is None or field.message_type.full_name != "confluent.type.Decimal":
+        return 0, 0
+    meta = _FIELD_OPTIONS.row(options.SerializeToString())["meta"] or {"params": []}
+    assert isinstance(meta, dict)
+    params = dict(meta["params"])
+    precision, scale = (params.get(name, "") for name in ("precision", "scale"))
+    return (
+        (int(precision), int(scale or 0)) if _SMALL.fullmatch(precision) and _SMALL.fullmatch(scale or "0") else (0, 0)
     )
 
 
@@ -176,6 +196,9 @@ def _enum(enum: Any) -> Enum:
     return Enum(enum.full_name, values)
 
 
+_SMALL = re.compile("[0-9]{1,2}")
+_META = Record("Meta", (Slot(2, "params", Kind.STRING, Many.MAP, Kind.STRING),))
+_FIELD_OPTIONS = StrictReader(Record("FieldOptions", (Slot(META_NUMBER, "meta", _META),)), Rules(refuse_nul=False))
 _KINDS = {  # FieldDescriptorProto.Type
     1: Kind.DOUBLE,
     2: Kind.FLOAT,

@@ -56,6 +56,8 @@ class Field:
     presence: Presence = Presence.IMPLICIT
     oneof: str = ""  # the one that it shares with other fields
     default: object = None  # declared; of an enum the name of its value
+    precision: int = 0  # of a confluent.type.Decimal, where the schema says it
+    scale: int = 0
 
 
 @dataclass(frozen=True, slots=True)

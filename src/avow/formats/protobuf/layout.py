@@ -7,6 +7,7 @@
   with a declared default. A field with presence, and one in a oneof, is null where it is not set.
 - google.protobuf.Timestamp is a timestamp, Duration the microseconds as long, a wrapper (Int64Value ...) its value or
   null, Struct, Value and ListValue JSON text. Any and FieldMask are structs as other messages.
+- google.type.Date is a date, confluent.type.Decimal a decimal where the schema says its precision and scale
 - a message without fields has nothing for a struct to hold: it is a boolean, true where it is set
 
 Refused by name: a message that contains itself, groups, names that differ by case only.
@@ -25,6 +26,7 @@ from avow import schema as ddl
 from avow.formats.protobuf.descriptors import BadSchema, Field, Kind, Message, Presence, Schema
 from avow.schema import Array, Decimal, Map, Scalar, Struct
 
+DECIMAL = "confluent.type.Decimal"
 FIELDS_MAX = 10_000  # of all messages in one another: a bound for what a small schema can unfold to
 
 
@@ -46,6 +48,7 @@ class Special(StrEnum):
 
     TIMESTAMP = "google.protobuf.Timestamp"
     DURATION = "google.protobuf.Duration"
+    DATE = "google.type.Date"
     JSON_OBJECT = "google.protobuf.Struct"
     JSON_VALUE = "google.protobuf.Value"
     JSON_ARRAY = "google.protobuf.ListValue"
@@ -65,6 +68,14 @@ class Wrapped:
 
 
 @dataclass(frozen=True, slots=True)
+class Exact:
+    """A confluent.type.Decimal whose precision and scale the schema says."""
+
+    precision: int
+    scale: int
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A message as a struct, or as the row itself."""
 
@@ -72,7 +83,7 @@ class Record:
     slots: tuple[Slot, ...]
 
 
-Value = Kind | Enumeration | Wrapped | Special | Record  # a Kind that is no enum, message or group
+Value = Kind | Enumeration | Wrapped | Exact | Special | Record  # a Kind that is no enum, message or group
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,8 @@ def _value_type(value: Value) -> ddl.Type:
             return _SPECIAL[value]
         case Wrapped(kind):
             return _TYPES[kind]
+        case Exact(precision, scale):
+            return Decimal(precision, scale)
         case _:
             return _TYPES[value]
 
@@ -172,6 +185,8 @@ class _Builder:
             return field.kind
         if field.type_name in WRAPPERS:
             return Wrapped(WRAPPERS[field.type_name])
+        if field.type_name == DECIMAL and 0 < field.precision <= ddl.MAX_PRECISION and field.scale <= field.precision:
+            return Exact(field.precision, field.scale)
         if field.type_name in _SPECIAL_NAMES:
             return Special(field.type_name)
         message = self._schema.messages[field.type_name]
@@ -238,6 +253,7 @@ _TYPES: dict[Kind, ddl.Type] = {
 _SPECIAL: dict[Special, ddl.Type] = {
     Special.TIMESTAMP: Scalar.TIMESTAMP,
     Special.DURATION: Scalar.LONG,
+    Special.DATE: Scalar.DATE,
     Special.JSON_OBJECT: Scalar.STRING,
     Special.JSON_VALUE: Scalar.STRING,
     Special.JSON_ARRAY: Scalar.STRING,

@@ -17,6 +17,7 @@ from avow.formats.protobuf.descriptors import Kind
 from avow.formats.protobuf.layout import (
     Absent,
     Enumeration,
+    Exact,
     Many,
     Record,
     Slot,
@@ -42,7 +43,12 @@ _FIXED = {
     Kind.SFIXED32: "<i",
     Kind.SFIXED64: "<q",
 }
-_SPECIAL = {Special.TIMESTAMP: "timestamp", Special.DURATION: "duration", Special.EMPTY: "empty"}
+_SPECIAL = {
+    Special.TIMESTAMP: "timestamp",
+    Special.DURATION: "duration",
+    Special.DATE: "date",
+    Special.EMPTY: "empty",
+}
 _NO_MESSAGE = b"\0"  # a length of zero: a message with nothing in it
 
 
@@ -140,6 +146,8 @@ def _value(
             op, parts = "wrapped", (_value(kind, 1, initial=_encoded(kind, default(kind))),)
         case Record():
             op, parts = "message", _message(value).parts
+        case Exact():
+            op = "decimal"
         case Special():
             op = _SPECIAL.get(value, "doubt")
         case _:

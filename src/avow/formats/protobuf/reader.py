@@ -21,8 +21,19 @@ from typing import Any
 
 from avow.formats.base import DecodeError, Reason, shown
 from avow.formats.protobuf.descriptors import Kind
-from avow.formats.protobuf.layout import Absent, Enumeration, Many, Record, Slot, Special, Value, Wrapped, default
-from avow.formats.protobuf.wellknown import CONVERT, RECORDS, json_text
+from avow.formats.protobuf.layout import (
+    Absent,
+    Enumeration,
+    Exact,
+    Many,
+    Record,
+    Slot,
+    Special,
+    Value,
+    Wrapped,
+    default,
+)
+from avow.formats.protobuf.wellknown import CONVERT, DECIMAL_RECORD, RECORDS, decimal_of, json_text
 from avow.formats.protobuf.wire import (
     DEPTH_MAX,
     FIXED32,
@@ -262,6 +273,8 @@ class _Compiler:
             case Wrapped(kind):
                 inner = Slot(1, "value", kind, absent=default(kind))
                 return self.message(Record("", (inner,)), lambda found: found["value"])
+            case Exact():
+                return self.message(DECIMAL_RECORD, decimal_of(value))
             case Special():
                 if value in (Special.JSON_OBJECT, Special.JSON_VALUE, Special.JSON_ARRAY):
                     return self._json(value)

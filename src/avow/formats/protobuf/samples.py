@@ -12,7 +12,7 @@ from typing import Any
 from avow.formats.base import Reason, Samples
 from avow.formats.protobuf.descriptors import Kind
 from avow.formats.protobuf.encode import encode, place_of
-from avow.formats.protobuf.layout import Enumeration, Many, Record, Slot, Special, Value, Wrapped
+from avow.formats.protobuf.layout import Enumeration, Exact, Many, Record, Slot, Special, Value, Wrapped
 from avow.formats.protobuf.plugin import ProtobufConfig, ProtobufSchema
 from avow.formats.protobuf.reader import UNKNOWN_ENUM
 from avow.formats.protobuf.wire import NOT_PROTOBUF
@@ -186,6 +186,10 @@ def _value(value: Value, number: int) -> Any:
             return _value(kind, number)
         case Special.TIMESTAMP:
             return f"2026-01-{day:02d}T12:00:{second:02d}Z"
+        case Exact():
+            return {"value": "AQ==", "scale": value.scale}
+        case Special.DATE:
+            return {"year": 2026, "month": 1, "day": day}
         case Special.DURATION:
             return f"{second}s"
         case Special.JSON_ARRAY:

@@ -8,24 +8,38 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
 from typing import Any
 
 from avow.formats.base import DecodeError, Reason
 from avow.formats.protobuf.descriptors import Kind
-from avow.formats.protobuf.layout import Enumeration, Many, Record, Slot, Special
+from avow.formats.protobuf.layout import Enumeration, Exact, Many, Record, Slot, Special
+from avow.schema import MAX_PRECISION
 
 SECONDS_MIN, SECONDS_MAX = -62_135_596_800, 253_402_300_799  # 0001-01-01 to 9999-12-31, as protobuf has it
 DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, as protobuf has it
 _NANOS_MAX = 999_999_999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_UNTIL = 2.0**53
+_DECIMAL_BYTES_MAX = 1_000
+_SHIFT_MAX = 5_000  # beyond the digits of the bytes above
 
 _SPAN = Record("", (Slot(1, "seconds", Kind.INT64, absent=0), Slot(2, "nanos", Kind.INT32, absent=0)))
+_DATE = ("year", "month", "day")
+DECIMAL_RECORD = Record(
+    "",
+    (
+        Slot(1, "value", Kind.BYTES, absent=b""),
+        Slot(2, "precision", Kind.UINT32, absent=0),
+        Slot(3, "scale", Kind.INT32, absent=0),
+    ),
+)
 RECORDS = {
     Special.TIMESTAMP: _SPAN,
     Special.DURATION: _SPAN,
     Special.EMPTY: Record("", ()),
+    Special.DATE: Record("", tuple(Slot(n, name, Kind.INT32, absent=0) for n, name in enumerate(_DATE, start=1))),
     Special.JSON_OBJECT: Record("", (Slot(1, "fields", Special.JSON_VALUE, Many.MAP, Kind.STRING),)),
     Special.JSON_ARRAY: Record("", (Slot(1, "values", Special.JSON_VALUE, Many.LIST),)),
     Special.JSON_VALUE: Record(
@@ -61,6 +75,34 @@ def _duration(found: dict[str, Any]) -> int:
     return micros
 
 
+def _date(found: dict[str, Any]) -> date:
+    year, month, day = (found[name] for name in _DATE)
+    try:
+        return date(year, month, day)
+    except (ValueError, OverflowError):
+        raise DecodeError(Reason.OUT_OF_RANGE, f"there is no day {year}-{month}-{day} of the years 1 to 9999") from None
+
+
+def decimal_of(exact: Exact) -> Callable[[dict[str, Any]], Decimal]:
+    """A function that reads a confluent.type.Decimal. Its own scale may be another one, if no digit is lost."""
+    limit = 10**exact.precision
+    context = Context(prec=MAX_PRECISION)
+
+    def convert(found: dict[str, Any]) -> Decimal:
+        data, shift = found["value"], exact.scale - found["scale"]
+        if not data:
+            raise DecodeError(Reason.OUT_OF_RANGE, "a decimal of no bytes")
+        units = int.from_bytes(data, "big", signed=True) if len(data) <= _DECIMAL_BYTES_MAX else limit
+        power = 10 ** min(abs(shift), _SHIFT_MAX)
+        units, rest = (units * power, 0) if shift >= 0 else divmod(units, power)
+        if rest or abs(units) >= limit:
+            name = f"decimal({exact.precision},{exact.scale})"
+            raise DecodeError(Reason.OUT_OF_RANGE, f"a decimal of {len(data):,} bytes does not fit into {name}")
+        return Decimal(units).scaleb(-exact.scale, context)
+
+    return convert
+
+
 def _micros(nanos: int) -> int:
     if nanos % 1_000:
         raise DecodeError(Reason.OUT_OF_RANGE, f"{nanos:,} ns have digits beyond microseconds")
@@ -92,6 +134,7 @@ def json_text(value: object) -> str:
 CONVERT: dict[Special, Callable[[dict[str, Any]], Any]] = {
     Special.TIMESTAMP: _timestamp,
     Special.DURATION: _duration,
+    Special.DATE: _date,
     Special.EMPTY: lambda _: True,
     Special.JSON_OBJECT: lambda found: dict(found["fields"]),
     Special.JSON_ARRAY: lambda found: found["values"],
