@@ -10,7 +10,7 @@ import random
 import struct
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def _long(bits: int) -> st.SearchStrategy[int]:
 @st.composite
 def _decimal(draw: st.DrawFn, precision: int, scale: int) -> Decimal:
     units = draw(st.integers(-(10**precision) + 1, 10**precision - 1))
-    return Decimal(units).scaleb(-scale)
+    return Decimal(units).scaleb(-scale, Context(prec=40))
 
 
 class Names:
