@@ -557,6 +557,10 @@ LAKE = {
         'kind = "delta"\npath = "x"\nevolve = "ad"',
         "sink.evolve: 'ad' is not known, did you mean add?",
     ),
+    "policy of a sink without columns": (
+        'kind = "kafka"\ntopic = "t"\nevolve = "add"',
+        "sink.evolve: is not a known key",
+    ),
     "iceberg without a namespace": (
         'kind = "iceberg"\ntable = "t"\ncatalog = { warehouse = "w" }',
         'is not a table name; "namespace.table"',
