@@ -32,9 +32,11 @@ from tests.fix_pipeline import END_SESSIONS, Scenario, payment, session_spark
 from tests.kafka_stage import read
 
 from avow import native, sinks
+from avow.audit.auditor import audit
 from avow.engines import columns, consumer, driver, spark, task
 from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
+from avow.engines.redrive import Redriven, redrive
 from avow.errors import ConfigError, NotDrained, SinkError, SourceError, Superseded, TopicRecreated
 from avow.kafka import group, metadata
 from avow.kafka.log import Log, TopicPartition
@@ -44,6 +46,7 @@ from avow.local.cluster import Cluster
 from avow.prove.failpoints import VARIABLE
 from avow.retry import poll_until
 from avow.settings import PipelineConfig
+from avow.sinks.base import Selection
 from avow.sinks.kafka import driver as kafka_driver
 from avow.sinks.kafka.entries import StoredEntry
 from avow.sinks.postgres.driver import PostgresDriver
@@ -924,11 +927,19 @@ def test_a_table_follows_columns_that_change_while_it_runs(
             sink=where,
             dead_letters="max_share = 1.0",
         )
+        pipeline = s.load(path, "consumer")
+
+        def drain() -> list[str]:
+            """A run that has begun with the first columns."""
+            events: list[str] = []
+            consumer.ConsumerRun(pipeline, once=True, observer=Observer(event=events.append)).execute()
+            return events
+
         s.produce([b'{"id": 0}', b'{"id": 1, "more": 1}'])
-        assert not any("columns of now" in event for event in s.drain(path))
+        assert not any("columns of now" in event for event in drain())
         subject.write_text("id int not null, note string")
         s.produce([b'{"id": 2}', b'{"id": 3, "note": "x"}', b'{"id": 4, "more": 1}', b'{"id": 5, "note": "y"}'])
-        events = s.drain(path)
+        events = drain()
         assert [event for event in events if "columns of now" in event] == [
             "the subject has note by now; going on from the ledger with the columns of now"
         ]
@@ -937,7 +948,7 @@ def test_a_table_follows_columns_that_change_while_it_runs(
         subject.write_text("id string not null, note string, other string")
         s.produce([b'{"id": 6, "other": "z"}'])
         with pytest.raises(ConfigError, match=r"column 'id' has type (integer|int32) instead of (text|string)"):
-            s.drain(path)
+            drain()
     if kind == "postgres":
         rows = s.rows(f'SELECT id, note FROM "{s.table}" ORDER BY id')
         totals = into_postgres.totals(s)
@@ -953,16 +964,23 @@ def test_a_table_follows_columns_that_change_while_spark_runs(scenario: Make, tm
     """A task reports it, so that Spark does not try again what only another attempt can do."""
     s = scenario(partitions=2)
     subject = tmp_path / "subject"
-    subject.write_text("id int not null, note string")
+    subject.write_text("id int not null")
     with growing_format.install(tmp_path):
         path = s.file(
             decode=f'format = "growing"\nschema = "id int not null"\nsubject = "{subject}"',
             sink=into_postgres.sink(s, 'evolve = "add"'),
         )
-        s.produce([b'{"id": 0}', b'{"id": 1, "note": "x"}', b'{"id": 2}', b'{"id": 3, "note": "y"}'])
-        done = s.run(path, PYTHONPATH=os.pathsep.join([os.environ["PYTHONPATH"], str(Path(__file__).parents[2])]))
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("going on from the ledger with the columns of now") == 1
+        root = str(Path(__file__).parents[2])
+        run = s.start(path, PYTHONPATH=os.pathsep.join([os.environ["PYTHONPATH"], root]))
+        s.produce([b'{"id": 0}'])
+        s.wait_for_rows(1)
+        subject.write_text("id int not null, note string")
+        s.produce([b'{"id": 1, "note": "x"}', b'{"id": 2}', b'{"id": 3, "note": "y"}'])
+        s.wait_for_rows(4)
+        run.send_signal(signal.SIGTERM)
+        said = "".join(run.communicate(timeout=60))
+    assert run.returncode == 0, said
+    assert said.count("going on from the ledger with the columns of now") == 1
     assert s.rows(f'SELECT id, note FROM "{s.table}" ORDER BY id') == [(0, None), (1, "x"), (2, None), (3, "y")]
 
 
@@ -1015,3 +1033,38 @@ def test_members_with_an_older_and_a_newer_file(scenario: Make, kind: str) -> No
     assert [number for number, _ in found] == [*range(count + 20)]
     assert {note for _, note in found} == {None, "x" * 20}
     assert all(note is None for number, note in found if number < 40 or number >= count)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "iceberg"])
+def test_dead_letters_of_a_narrower_table_are_redriven_by_key(scenario: Make, kind: str) -> None:
+    """Upsert reads the topic on for null values, whose keys are of the wider type by now; and the audit agrees."""
+    s = scenario(partitions=1)
+
+    def file(schema: str) -> Path:
+        keyed = ('mode = "upsert"', 'key = ["id"]', 'evolve = "add"')
+        where = into_postgres.sink(s, *keyed) if kind == "postgres" else into_lake.sink(s, kind, *keyed)
+        decode = f'format = "json"\nschema = "{schema}"\nunknown_fields = "ignore"'
+        return s.file(decode=decode, sink=where, dead_letters="max_share = 1.0")
+
+    far, gone = 2**40, 2**41
+    values = [
+        b'{"id": 1, "x": 0.1, "note": "early"}',
+        b'{"id": %d}' % far,
+        b'{"id": %d}' % gone,
+        b'{"id": 2, "x": 0.1}',
+    ]
+    s.produce(values, keys=[b""] * 4)
+    s.drain(file("id int not null, x float"))
+    path = file("id long not null, x double, note string")
+    s.produce([None, b'{"id": 3, "x": 0.1, "note": "now"}'], keys=[b'{"id": %d}' % gone, b""])
+    s.drain(path)
+    pipeline = s.load(path, "consumer")
+    assert redrive(pipeline, Selection(), pytest.fail) == Redriven(written=1, skipped=1)
+    if kind == "postgres":
+        found = s.rows(f'SELECT id, x, note FROM "{s.table}" ORDER BY id')
+    else:
+        found = into_lake.frame(s, kind).select("id", "x", "note").sort("id").rows()
+    a_float = 0.10000000149011612
+    assert found == [(1, a_float, None), (2, a_float, None), (3, 0.1, "now"), (far, None, None)]
+    report = audit(pipeline, pytest.fail)
+    assert (report.verdict, report.findings) == ("held", ()), report
