@@ -78,10 +78,10 @@ def test_the_columns_of_every_type() -> None:
     types = "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64 bool string bytes"
     fields = " ".join(f"{type} {type}_ = {number};" for number, type in enumerate(types.split(), start=1))
     assert columns_of(f"message M {{ {fields} }}") == (
-        "double_ double not null, float_ float not null, int32_ int not null, int64_ long not null, "
-        "uint32_ long not null, uint64_ decimal(20,0) not null, sint32_ int not null, sint64_ long not null, "
-        "fixed32_ long not null, fixed64_ decimal(20,0) not null, sfixed32_ int not null, sfixed64_ long not null, "
-        "bool_ boolean not null, string_ string not null, bytes_ binary not null"
+        "double_ double, float_ float, int32_ int, int64_ long, "
+        "uint32_ long, uint64_ decimal(20,0), sint32_ int, sint64_ long, "
+        "fixed32_ long, fixed64_ decimal(20,0), sfixed32_ int, sfixed64_ long, "
+        "bool_ boolean, string_ string, bytes_ binary"
     )
 
 
@@ -94,17 +94,15 @@ def test_the_columns_of_what_is_not_there() -> None:
       google.protobuf.Empty j = 10; N.Inner k = 11; }
     message N { E x = 1; message Inner {} }"""
     assert columns_of(body) == (
-        "a int, b array<string> not null, c map<string,struct<x: string not null>> not null, "
-        "d struct<x: string not null>, e int, f string, g timestamp, h decimal(20,0), i string, j boolean, k boolean"
+        "a int, b array<string>, c map<string,struct<x: string>>, "
+        "d struct<x: string>, e int, f string, g timestamp, h decimal(20,0), i string, j boolean, k boolean"
     )
 
 
 def test_the_columns_of_proto2_and_their_defaults() -> None:
     body = """message M { required int32 a = 1; optional int32 b = 2; optional sint64 c = 3 [default = -7];
       optional E d = 4 [default = TWO]; optional string e = 5 [default = "x"]; enum E { ONE = 1; TWO = 2; } }"""
-    assert columns_of(body, syntax="proto2") == (
-        "a int not null, b int, c long not null, d string not null, e string not null"
-    )
+    assert columns_of(body, syntax="proto2") == ("a int not null, b int, c long, d string, e string")
     assert read(body, b"\x08\x05", "proto2") == {"a": 5, "b": None, "c": -7, "d": "TWO", "e": "x"}
     assert reason(body, b"\x10\x05", "proto2") == (Reason.MISSING_FIELD, "a")
 
@@ -112,7 +110,7 @@ def test_the_columns_of_proto2_and_their_defaults() -> None:
 def test_editions() -> None:
     text = """edition = "2023"; package p; message M { int32 a = 1; int32 b = 2 [features.field_presence = IMPLICIT];
       int32 c = 3 [features.field_presence = LEGACY_REQUIRED]; }"""
-    assert str(columns(layout(compile_text(text), "p.M"))) == "a int, b int not null, c int not null"
+    assert str(columns(layout(compile_text(text), "p.M"))) == "a int, b int, c int not null"
 
 
 def test_what_no_columns_can_be_made_of_is_named() -> None:
@@ -140,7 +138,7 @@ def test_a_text_that_does_not_compile_is_refused_in_one_line() -> None:
         return str(error.value)
 
     assert wrong('syntax = "proto3"; message M { int32 a = 1 }').startswith(
-        "it does not compile: schema.proto:1:43: Expected"
+        "it does not compile: schema.proto:1:44: Expected"
     )
     assert '"Nope" is not defined' in wrong(proto("message M { Nope a = 1; }"))
     assert "it imports x/y.proto, which is neither under its folder nor" in wrong('import "x/y.proto"; message M {}')
@@ -163,13 +161,14 @@ def test_imports_are_looked_for_in_the_files_own_folder(tmp_path: Path) -> None:
     assert [name for name, _ in imports_of(text, tmp_path / "shop")] == ["more.proto", "types/money.proto"]
     decode = {"format": "protobuf", "schema_file": str(tmp_path / "shop" / "payment.proto")}
     config = ProtobufConfig.model_validate(decode)
-    assert str(config.columns) == "price struct<units: struct<a: int not null>>, at timestamp"
+    assert str(config.columns) == "price struct<units: struct<a: int>>, at timestamp"
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
 
 
-def pipeline(text: str, **decode: Any) -> PipelineConfig:
+def pipeline(text: str, key: tuple[str, ...] = (), **decode: Any) -> PipelineConfig:
+    mode = {"mode": "dedupe", "key": key} if key else {}
     own = {"format": "protobuf", "schema": text, **decode}
     return PipelineConfig.model_validate(
         {
@@ -177,7 +176,7 @@ def pipeline(text: str, **decode: Any) -> PipelineConfig:
             "guarantee": "exactly-once",
             "source": {"brokers": "a:1", "topics": ["t"]},
             "decode": own,
-            "sink": {"kind": "postgres", "url": "postgresql://a@b/c", "table": "t"},
+            "sink": {"kind": "postgres", "url": "postgresql://a@b/c", "table": "t", **mode},
         }
     )
 
@@ -232,6 +231,14 @@ def test_unknown_fields_and_enums_are_what_the_pipeline_declares() -> None:
     found = decoded(pipeline(ONE, unknown_fields="reject", unknown_enum="keep"), *values)
     assert found.rows.to_pylist() == [{"id": 1, "way": "IN"}, {"id": 3, "way": "7"}, {"id": 0, "way": "-3"}]
     assert [(record.index, record.reason) for record in found.refused] == [(1, Reason.UNKNOWN_FIELD)]
+
+
+def test_a_key_is_never_null() -> None:
+    text = 'syntax = "proto3"; message M { optional int64 id = 1; string name = 2; }'
+    found = decoded(pipeline(text, ("id", "name")), b"\x12\x01a", b"\x08\x00")
+    assert found.rows.to_pylist() == [{"id": 0, "name": ""}]
+    assert [(record.index, record.reason) for record in found.refused] == [(0, Reason.NULL_KEY)]
+    assert decoded(pipeline(text), b"\x12\x01a").rows.to_pylist() == [{"id": None, "name": "a"}]
 
 
 def test_the_compiled_schema_travels_and_readers_are_kept_by_what_it_says() -> None:
@@ -315,8 +322,8 @@ def test_what_kafka_connect_writes() -> None:
           confluent.type.Decimal b = 2; google.type.Date c = 3; google.type.TimeOfDay d = 4;
           confluent.type.Decimal e = 5 [(confluent.field_meta) = { params: [{ key: "precision", value: "64" }] }]; }"""
     decimal, time = (
-        "struct<value: binary not null, precision: long not null, scale: int not null>",
-        "hours: int not null",
+        "struct<value: binary, precision: long, scale: int>",
+        "hours: int",
     )
     config = pipeline(text)
     assert str(config.decode.columns).startswith(f"a decimal(5,2), b {decimal}, c date, d struct<{time}, ")
@@ -467,21 +474,23 @@ def test_fields_that_cannot_be_read_are_named(wanted: str, written: str, wrong: 
     others = "message N { int32 x = 1; } message O { string x = 1; } enum E { Z = 0; }"
     reader = reader_schema(f"message M {{ {wanted} }} {others}")
     with pytest.raises(IncompatibleSchema) as error:
-        schema_reader(reader, proto(f"message M {{ {written} }} {others}"), (), RULES, by_column=False)
+        schema_reader(
+            reader, proto(f"message M {{ {written} }} {others}"), (), RULES, keys=frozenset(), by_column=False
+        )
     assert str(error.value) == wrong
 
 
 def test_a_required_field_that_the_writer_has_not_is_named() -> None:
     reader = reader_schema("message M { required int32 a = 1; }", "proto2")
     with pytest.raises(IncompatibleSchema, match="a: it is required, and the writer's schema has no field 1"):
-        schema_reader(reader, proto("message M { int32 b = 2; }"), (), RULES, by_column=False)
+        schema_reader(reader, proto("message M { int32 b = 2; }"), (), RULES, keys=frozenset(), by_column=False)
 
 
 @pytest.mark.parametrize("by_column", [False, *([True] if native.library() is not None else [])])
 def test_renamed_new_and_vanished_fields(by_column: bool) -> None:
     reader = reader_schema("message M { int64 a = 1; optional int32 b = 2; string c = 3; optional int32 d = 4; }")
     writer = reader_schema("message M { int32 other = 1; int32 b = 2; repeated M m = 9; }".replace("M m", "string m"))
-    both = schema_reader(reader, writer.text, (), RULES, by_column=by_column)
+    both = schema_reader(reader, writer.text, (), RULES, keys=frozenset(), by_column=by_column)
     values = [encode(writer, {"other": -5, "b": 7, "m": ["x"]}), encode(writer, {})]
     # The writer has no presence for b: what it leaves out is 0 and not null.
     expected = [{"a": -5, "b": 7, "c": "", "d": None}, {"a": 0, "b": 0, "c": "", "d": None}]
@@ -511,7 +520,7 @@ def test_a_record_of_another_message_is_refused(by_column: bool) -> None:
     text = proto("message A { message I { int32 a = 1; } map<string, string> m = 1; } message M { int32 a = 1; }")
     decode = {"format": "protobuf", "schema": text, "message": "p.A.I"}
     schema = ProtobufConfig.model_validate(decode).protobuf_schema
-    reader = schema_reader(schema, text, (), RULES, by_column=by_column)
+    reader = schema_reader(schema, text, (), RULES, keys=frozenset(), by_column=by_column)
     assert reader.by_column is by_column
 
     def outcome(place: bytes) -> str:
@@ -533,7 +542,9 @@ def test_a_record_of_another_message_is_refused(by_column: bool) -> None:
     assert outcome(place_bytes((7, 7))) == OTHER_MESSAGE
     assert outcome(place_bytes((0, -1 & 7))) == OTHER_MESSAGE
     assert outcome(b"\x7f") == BAD_FRAME
-    without = schema_reader(schema, proto("message M { int32 a = 1; }"), (), RULES, by_column=by_column)
+    without = schema_reader(
+        schema, proto("message M { int32 a = 1; }"), (), RULES, keys=frozenset(), by_column=by_column
+    )
     with pytest.raises(DecodeError, match=r"and this one is p\.M") as error:
         without.row(b"\0\0\0\0\2\0\x08\x01", 5)
     assert error.value.reason == OTHER_MESSAGE

@@ -3,8 +3,9 @@
 - numbers as the column that holds them exactly: uint32 and fixed32 are long, uint64 and fixed64 decimal(20,0)
 - an enum is the name of its value
 - a message is a struct, a repeated field an array, a map a map with its keys as text
-- a field without presence (proto3 without ``optional``) is not null and has its default where it is absent; so has one
-  with a declared default. A field with presence, and one in a oneof, is null where it is not set.
+- a field without presence (proto3 without ``optional``) has its default where it is absent, and so has one with a
+  declared default. A field with presence, and one in a oneof, is null where it is not set.
+- only a required field is declared not null: any other may be added when a table is there, whose rows have none
 - google.protobuf.Timestamp is a timestamp, Duration the microseconds as long, a wrapper (Int64Value ...) its value or
   null, Struct, Value and ListValue JSON text. Any and FieldMask are structs as other messages.
 - google.type.Date is a date, confluent.type.Decimal a decimal where the schema says its precision and scale
@@ -18,7 +19,7 @@ Owns: this mapping. Must not know: bytes, Arrow. Neighbours: ``descriptors``, ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum as PlainEnum
 from enum import StrEnum
 
@@ -35,6 +36,7 @@ class Absent(PlainEnum):
 
     NULL = "null"
     REFUSED = "refused"  # the record is not valid
+    NULL_KEY = "null-key"  # the column names the row
 
 
 class Many(StrEnum):
@@ -100,7 +102,7 @@ class Slot:
 
     @property
     def required(self) -> bool:
-        return self.absent is not Absent.NULL
+        return self.absent is Absent.REFUSED
 
 
 def layout(schema: Schema, message: str) -> Record:
@@ -111,6 +113,13 @@ def layout(schema: Schema, message: str) -> Record:
     if not record.slots:
         raise BadSchema(f"the message {message} has no fields: there is nothing to make columns of")
     return record
+
+
+def with_keys(record: Record, keys: frozenset[str]) -> Record:
+    """The same where these columns may not be null."""
+    absent = {slot.name: Absent.NULL_KEY for slot in record.slots if slot.name in keys and slot.absent is Absent.NULL}
+    slots = (replace(slot, absent=absent.get(slot.name, slot.absent)) for slot in record.slots)
+    return replace(record, slots=tuple(slots)) if absent else record
 
 
 def columns(record: Record) -> ddl.Schema:

@@ -120,7 +120,7 @@ def _field(slot: Slot, oneof: int) -> NativeField:
         slot.value,
         slot.number,
         initial=initial,
-        required=slot.absent is Absent.REFUSED,
+        required=slot.absent in (Absent.REFUSED, Absent.NULL_KEY),
         oneof=oneof if slot.oneof else 0,
     )
 

@@ -58,6 +58,7 @@ class ProtobufConfig(RegistryConfig):
 
     language: ClassVar[str] = "PROTOBUF"
     takes_empty: ClassVar[bool] = True
+    refuses_null_keys: ClassVar[bool] = True  # hardly a field can be declared not null
 
     format: Literal["protobuf"] = Field(description='"protobuf"')
     message: _MessageName | None = Field(None, description=_MESSAGE)
@@ -104,8 +105,10 @@ class ProtobufFormat(FormatPlugin):
             refuse_unknown_fields=decode.unknown_fields == "reject",
             keep_unknown_enums=decode.unknown_enum == "keep",
         )
-        key = _maker(decode.key_reader, rules) if decode.key_reader else None
-        return RegistryDecoder(pipeline, _maker(decode.reader, rules), key, refuse_nul=refuse_nul)
+        # The rows of a transform have keys of their own.
+        keys = frozenset(pipeline.sink.key) if pipeline.transform is None else frozenset()
+        key = _maker(decode.key_reader, rules, keys) if decode.key_reader else None
+        return RegistryDecoder(pipeline, _maker(decode.reader, rules, keys), key, refuse_nul=refuse_nul)
 
     def explain(self, pipeline: PipelineConfig) -> tuple[str, ...]:
         decode = pipeline.decode
@@ -135,7 +138,7 @@ class ProtobufFormat(FormatPlugin):
         return key_columns(pipeline)
 
 
-def _maker(reader: Compiled, rules: Rules) -> MakeReader:
+def _maker(reader: Compiled, rules: Rules, keys: frozenset[str]) -> MakeReader:
     from avow import native
     from avow.formats.protobuf.readers import schema_reader
 
@@ -146,7 +149,7 @@ def _maker(reader: Compiled, rules: Rules) -> MakeReader:
         written = (reader.text, reader.imports)
         if writer is not None and writer.text != reader.text:
             written = (writer.text, tuple(sorted(writer.references.items())))
-        return schema_reader(reader, *written, rules, by_column=by_column)
+        return schema_reader(reader, *written, rules, keys=keys, by_column=by_column)
 
     return make
 

@@ -156,6 +156,8 @@ class _Field:
     def absent(self) -> Any:
         if self.slot.absent is Absent.REFUSED:
             raise DecodeError(Reason.MISSING_FIELD, "absent, but required")
+        if self.slot.absent is Absent.NULL_KEY:
+            raise DecodeError(Reason.NULL_KEY, "not set, and sink.key names it")
         return None if self.slot.absent is Absent.NULL else self.slot.absent
 
     def _check_wire(self, wire: int, due: int) -> None:

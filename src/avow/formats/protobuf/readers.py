@@ -16,6 +16,7 @@ from avow.formats.protobuf.compatibility import Incompatible, resolve
 from avow.formats.protobuf.compile import Imports, compile_text
 from avow.formats.protobuf.descriptors import BadSchema
 from avow.formats.protobuf.frame import Place, place_bytes, read_place
+from avow.formats.protobuf.layout import with_keys
 from avow.formats.protobuf.native_columns import NativeColumns
 from avow.formats.protobuf.reader import Rules, StrictReader
 from avow.formats.registry.decoder import IncompatibleSchema
@@ -65,15 +66,16 @@ class ProtobufSchemaReader:
 
 @lru_cache(maxsize=_KEPT)
 def schema_reader(
-    reader: ProtobufSchema, text: str, imports: Imports, rules: Rules, *, by_column: bool
+    reader: ProtobufSchema, text: str, imports: Imports, rules: Rules, *, keys: frozenset[str], by_column: bool
 ) -> ProtobufSchemaReader:
-    """``text``: the writer's schema. ``IncompatibleSchema`` if its messages cannot be read as the reader's."""
+    """``text``: the writer's schema. ``IncompatibleSchema`` if its messages cannot be read as the reader's. ``keys``:
+    the columns that may not be null."""
     record = reader.record
     try:
         writer = reader.schema if (text, imports) == (reader.text, reader.imports) else compile_text(text, imports)
         if record.name not in writer.messages:
             return ProtobufSchemaReader(record.name, writer.places, None, None)
-        record = resolve(record, writer)
+        record = with_keys(resolve(record, writer), keys)
     except (BadSchema, Incompatible) as error:
         raise IncompatibleSchema(str(error)) from None
     columns = NativeColumns(record, rules) if by_column and NativeColumns.can_read(record) else None
