@@ -337,7 +337,7 @@ def test_what_kafka_connect_writes() -> None:
         return message(1, message(1, units.to_bytes(size, "big", signed=True)), b"\x18" + varint(scale))
 
     good = [exact(-99_999, 2), exact(12, 0), exact(1_230, 3), exact(5, -1, 40), exact(0, 2**31 - 1)]
-    bad = [exact(100_000, 2), exact(1_000, 0), exact(1_231, 3), exact(5, -2), message(1), exact(1, -(2**31))]
+    bad = [exact(100_000, 2), exact(1_000, 0), exact(1_231, 3), exact(5, -3), message(1), exact(1, -(2**31))]
     found = decoded(config, *good, *bad)
     assert [row["a"] for row in found.rows.to_pylist()] == [Decimal(n) for n in ("-999.99", "12", "1.23", "50", "0")]
     assert [record.reason for record in found.refused] == [Reason.OUT_OF_RANGE] * len(bad)
