@@ -161,6 +161,25 @@ def test_a_schema_that_cannot_be_read_stops_by_name_before_anything_is_lost(topi
     assert [reason for _, _, reason in dead(s)] == ["incompatible-schema"]
 
 
+def test_a_table_follows_its_subject_while_running(topic: Topic) -> None:
+    s = topic.s
+    first = topic.payments()
+    path = topic.file(sink=sink(s, 'evolve = "add"'))
+    s.produce([first(value(n)) for n in range(50)])
+    running = s.start(path, "--engine", "consumer")
+    s.wait_for_rows(50)
+    second = topic.payments(NOTE)
+    s.produce([second(value(n, note=f"n{n}", way="OUT")) for n in range(50, 100)])
+    s.produce([first(value(n)) for n in range(100, 130)])  # a producer that is not up to date
+    s.wait_for_rows(130)
+    assert "has other columns than" in s.kill(running)
+    rows = s.rows(f'SELECT id, note, way FROM "{s.table}" ORDER BY id')
+    assert rows[:50] == [(n, None, None) for n in range(50)], "of before: they had none"
+    assert rows[50:100] == [(n, f"n{n}", "OUT") for n in range(50, 100)]
+    assert rows[100:] == [(n, None, "IN") for n in range(100, 130)], "as the newer schema reads them"
+    assert held(s, path)
+
+
 def test_the_plan_says_which_schema_and_which_columns(topic: Topic) -> None:
     topic.payments()
     text = plan(topic.s.load(topic.file())).text(400)
