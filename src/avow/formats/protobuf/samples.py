@@ -15,7 +15,7 @@ from avow.formats.protobuf.encode import encode, place_of
 from avow.formats.protobuf.layout import Enumeration, Exact, Many, Record, Slot, Special, Value, Wrapped
 from avow.formats.protobuf.plugin import ProtobufConfig, ProtobufSchema
 from avow.formats.protobuf.reader import UNKNOWN_ENUM
-from avow.formats.protobuf.wire import NOT_PROTOBUF
+from avow.formats.protobuf.wire import NOT_PROTOBUF, varint
 from avow.formats.registry.frame import framed
 from avow.settings import PipelineConfig
 
@@ -115,6 +115,8 @@ def _samples() -> Samples:
             (b"\x12\x05abcd", NOT_PROTOBUF),  # a length beyond the end
             (b"\x3a\x01\x80", NOT_PROTOBUF),  # a packed number that is cut off
             (b"\x0e\x01", NOT_PROTOBUF),  # wire type 6
+            (varint((2**29 + 1) << 3) + b"\x01", NOT_PROTOBUF),  # a field number of 30 bits
+            (b"\x88\x80\x80\x80\x80\x00\x01", NOT_PROTOBUF),  # a tag of six bytes
             (b"\xa4\x06", NOT_PROTOBUF),  # the end of no group
             (b"\xa3\x06", NOT_PROTOBUF),  # a group without an end
             (b"\x0a\x01a", Reason.WRONG_TYPE),  # bytes where the id is a varint
