@@ -33,7 +33,7 @@ from tests import protobuf_messages as messages
 from tests.fuzz_decode import sanitized
 
 ROOT = Path(__file__).parents[1]
-BATCH = 500
+BATCH = 1_000
 
 
 def play(seed: int, records: int, case: Path) -> dict[str, int]:
