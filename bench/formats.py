@@ -26,6 +26,8 @@ from avow import native
 from avow.formats import decoder
 from avow.formats.avro.encode import encode
 from avow.formats.avro.schema import parse
+from avow.formats.protobuf.encode import encode as encode_message
+from avow.formats.protobuf.plugin import ProtobufConfig
 from avow.formats.registry.frame import framed
 from avow.local.cluster import PortPicker
 from avow.local.registry import Registry
@@ -51,6 +53,22 @@ AVRO = {
         {"name": "note", "type": ["null", "string"]},
     ],
 }
+
+
+PROTOBUF = """\
+syntax = "proto3";
+package bench;
+import "google/protobuf/timestamp.proto";
+message Payment {
+  int64 id = 1;
+  string account = 2;
+  double amount = 3;
+  string price = 4;  // Protobuf has no decimal of its own
+  google.protobuf.Timestamp at = 5;
+  bool ok = 6;
+  optional string note = 7;
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -119,10 +137,18 @@ def contenders(registry: SchemaRegistry, url: str) -> Iterator[Contender]:
         schema="registry",
         registry={"url": url},
     )
+    config = ProtobufConfig.model_validate({"format": "protobuf", "schema": PROTOBUF})
+    protobuf = [encode_message(config.protobuf_schema, without_nulls(d)) for d in documents]
+    yield ours("protobuf", protobuf, format="protobuf", schema=PROTOBUF)
     yield library(avro)
     native.allow(False)
     yield ours("avro in Python", avro, format="avro", schema=json.dumps(AVRO))
+    yield ours("protobuf in Python", protobuf, format="protobuf", schema=PROTOBUF)
     native.allow(True)
+
+
+def without_nulls(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value is not None}
 
 
 @contextmanager
