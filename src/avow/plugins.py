@@ -74,6 +74,7 @@ FORMATS = Registry(
         "protobuf": "avow.formats.protobuf.plugin:PROTOBUF",
         "raw": "avow.formats.raw.plugin:RAW",
         "string": "avow.formats.raw.plugin:STRING",
+        "debezium": "avow.formats.debezium.plugin:DEBEZIUM",
     },
 )
 

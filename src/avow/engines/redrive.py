@@ -160,7 +160,7 @@ def _read_deletes(
 
 
 class _Deletes:
-    """The keys of a partition that null values have deleted: rows of records before them would come back."""
+    """The keys of a partition that later records have deleted: rows of records before them would come back."""
 
     def __init__(self, pipeline: PipelineConfig, tp: TopicPartition) -> None:
         self._pipeline, self._tp = pipeline, tp
@@ -195,9 +195,9 @@ class _Deletes:
                 f"Or redrive only what lies behind: --from-offset {view.earliest - 1}.",
             )
         for batch in self._reader.read(since) if since else ():
-            nulls = batch.filter(batch.column("value").is_null())
-            if nulls.num_rows:
-                deletes = decode_batch(nulls, pipeline).rows.deletes
+            deleting = batch if pipeline.decode.deletes_by_value else batch.filter(batch.column("value").is_null())
+            if deleting.num_rows:
+                deletes = decode_batch(deleting, pipeline).rows.deletes
                 offsets = deletes.column(pipeline.sink.lineage.offset).to_pylist()
                 self._keys |= zip(_tuples(deletes, list(pipeline.sink.key)), offsets, strict=True)
         self._next = until

@@ -87,7 +87,7 @@ class Decoded:
     deletes: pa.RecordBatch  # upsert only: the columns of ``tombstones.key_fields``, of rows to delete
     deletes_at: pa.Int64Array
     refused: tuple[RefusedRecord, ...]  # ascending by index
-    skipped: int  # records left out by declaration: null values under tombstones = "skip"
+    skipped: int  # records left out by declaration, such as null values under tombstones = "skip"
 
 
 @dataclass(frozen=True, slots=True)

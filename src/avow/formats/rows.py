@@ -37,9 +37,9 @@ def where_true(mask: pa.Array) -> pa.Int64Array:
 
 
 class RowCollector:
-    """The rows of one batch while it is decoded."""
+    """The rows of one batch while it is decoded. ``read`` is for ``read_each``."""
 
-    def __init__(self, schema: pa.Schema, read: ReadRow) -> None:
+    def __init__(self, schema: pa.Schema, read: ReadRow | None = None) -> None:
         self._schema = schema
         self._read = read
         self._parts: list[tuple[pa.RecordBatch, pa.Int64Array]] = []
@@ -53,23 +53,28 @@ class RowCollector:
 
     def read_each(self, values: pa.Array, at: pa.Int64Array) -> None:
         """Values to be read one by one, none of them null."""
+        assert self._read
         for index, value in zip(at.to_pylist(), values.to_pylist(), strict=True):
             try:
-                self._add(index, self._read(value))
+                self.add(index, self._read(value))
             except DecodeError as error:
-                self._refused.append(RefusedRecord.of(index, error))
+                self.refuse(index, error)
+
+    def add(self, index: int, row: Mapping[str, object]) -> None:
+        """A row that was read on its own."""
+        self._rows.append(row)
+        self._rows_at.append(index)
+
+    def refuse(self, index: int, error: DecodeError) -> None:
+        self._refused.append(RefusedRecord.of(index, error))
 
     def decoded(self, nulls: NullValues) -> Decoded:
         """All of them in the order of the batch, with what became of its null values."""
         for index in nulls.as_rows:
-            self._add(index, {})
+            self.add(index, {})
         rows, rows_at = self._in_order()
         refused = sorted([*self._refused, *nulls.refused], key=lambda record: record.index)
         return Decoded(rows, rows_at, nulls.deletes, nulls.deletes_at, tuple(refused), nulls.skipped)
-
-    def _add(self, index: int, row: Mapping[str, object]) -> None:
-        self._rows.append(row)
-        self._rows_at.append(index)
 
     def _in_order(self) -> tuple[pa.RecordBatch, pa.Int64Array]:
         parts = [*self._parts, self._converted()] if self._rows else self._parts
@@ -93,7 +98,7 @@ class RowCollector:
                 fitting.append(pa.RecordBatch.from_pylist([row], self._schema))
                 fitting_at.append(index)
             except _DOES_NOT_FIT as error:
-                self._refused.append(RefusedRecord.of(index, DecodeError(Reason.WRONG_TYPE, first_line(error))))
+                self.refuse(index, DecodeError(Reason.WRONG_TYPE, first_line(error)))
         return pa.concat_batches(fitting), indices(fitting_at)
 
 

@@ -136,6 +136,10 @@ class FormatConfig(Section):
 
     # The decoder refuses a record in which a column of sink.key is null; else these must be declared not null.
     refuses_null_keys: ClassVar[bool] = False
+    # Under upsert records with a value can delete, too, and not only null values.
+    deletes_by_value: ClassVar[bool] = False
+    # What a null value does where the file does not say it; None: what the sink assumes.
+    default_tombstones: ClassVar[Literal["dead-letter", "skip", "keep"] | None] = None
 
     format: str = Field(description="the name of a format")
     tombstones: Literal["dead-letter", "skip", "keep"] = Field(
@@ -166,6 +170,15 @@ class FormatConfig(Section):
     def keeps_unknown_fields(self) -> bool:
         """Whether rows have the column ``_rest``, as JSON text, for fields that are not among the columns."""
         return False
+
+    @property
+    def skips_records(self) -> bool:
+        """Whether records with a value can be left out, by declaration."""
+        return False
+
+    def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:  # noqa: ARG002
+        """What is wrong with this format in this pipeline, where that needs more than its own section."""
+        return iter(())
 
     @model_validator(mode="after")
     def _check_tombstones(self) -> Self:
@@ -391,11 +404,12 @@ class PipelineConfig(Section):
 
     @property
     def tombstones(self) -> Literal["delete", "dead-letter", "skip", "keep"]:
-        """What a null value does: it deletes under upsert, and otherwise what is declared, or the sink's default."""
+        """What a null value does: it deletes under upsert, and otherwise what is declared, or the format's default, or
+        the sink's."""
         if self.sink.mode == "upsert":
             return "delete"
         declared = "tombstones" in self.decode.model_fields_set
-        return self.decode.tombstones if declared else self.sink.default_tombstones
+        return self.decode.tombstones if declared else self.decode.default_tombstones or self.sink.default_tombstones
 
     @property
     def carried(self) -> dict[str, str]:
@@ -462,6 +476,7 @@ def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
             "cannot be set with upsert, where a null value deletes the row",
             "upsert without tombstones",
         )
+    yield from pipeline.decode.problems(pipeline)
     yield from pipeline.sink.problems(pipeline)
     if pipeline.engine == "consumer" and pipeline.by_sql:
         yield Problem(

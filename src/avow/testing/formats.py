@@ -85,7 +85,9 @@ class FormatContract:
         good = [value for value, _ in self.plugin.samples().good]
         values = [None, *good, None, *good * MANY, None]
         refused = ("refused", Reason.TOMBSTONE.value)
-        outcomes = self.decode(values)
+        refusing = self.pipeline({"tombstones": "dead-letter"})
+        decoded = self.plugin.decoder(refusing, refuse_nul=True).decode(_batch(values))
+        outcomes = _outcomes(decoded, len(values), refusing)
         assert [n for n, outcome in enumerate(outcomes) if outcome == refused] == _nulls(values)
         skipping = self.pipeline({"tombstones": "skip"})
         decoded = self.plugin.decoder(skipping, refuse_nul=True).decode(_batch(values))

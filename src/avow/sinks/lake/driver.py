@@ -153,9 +153,10 @@ class LakeDriver(CommittingSink):
 
     def _refuse_lost_rows(self) -> None:
         """Where the table's log no longer shows whether it was rolled back: the last record that was read of each
-        partition is a row or a dead letter. With a key, a transform or skipped tombstones it may rightly be neither."""
+        partition is a row or a dead letter. With a key, a transform or skipped records it may rightly be neither."""
         pipeline, (topic, partition, offset, _) = self._pipeline, self._sink.lineage
-        whole = self._sink.mode == "append" and pipeline.transform is None and pipeline.tombstones != "skip"
+        skips = pipeline.tombstones == "skip" or pipeline.decode.skips_records
+        whole = self._sink.mode == "append" and pipeline.transform is None and not skips
         if not (whole and self._rows.loaded and self._dead_letters.loaded) or self._rows.has_full_history():
             return
         for tp, state in self._rows.ledger().partitions.items():
