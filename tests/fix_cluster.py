@@ -38,6 +38,9 @@ folder = Path(sys.argv[1])
 if (folder / "cluster" / "cluster.json").exists():
     from avow.local.cluster import Cluster
     Cluster(folder / "cluster").down()
+for worker in folder.glob("connect-*"):
+    from avow.local.connect import Connect
+    Connect(worker, 0, "").stop()
 for server in folder.glob("server-*"):
     from avow.local.postgres import Postgres
     Postgres(server, 0).stop()

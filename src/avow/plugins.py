@@ -70,11 +70,11 @@ FORMATS = Registry(
     "avow.formats",
     {
         "avro": "avow.formats.avro.plugin:AVRO",
+        "debezium": "avow.formats.debezium.plugin:DEBEZIUM",
         "json": "avow.formats.json.plugin:JSON",
         "protobuf": "avow.formats.protobuf.plugin:PROTOBUF",
         "raw": "avow.formats.raw.plugin:RAW",
         "string": "avow.formats.raw.plugin:STRING",
-        "debezium": "avow.formats.debezium.plugin:DEBEZIUM",
     },
 )
 

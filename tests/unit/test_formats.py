@@ -64,7 +64,10 @@ class TestCsv(FormatContract):
     plugin = CSV
 
 
-OWN = {case.plugin.format: case.plugin for case in (TestAvro, TestDebezium, TestJson, TestProtobuf, TestRaw, TestString)}
+OWN = {
+    case.plugin.format: case.plugin
+    for case in (TestAvro, TestDebezium, TestJson, TestProtobuf, TestRaw, TestString)
+}
 
 
 def test_the_contract_is_tested_over_every_format() -> None:

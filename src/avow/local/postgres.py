@@ -35,11 +35,14 @@ def programs() -> Path:
 
 
 class Postgres(ClusterPart):
+    """``logical``: its log, then larger, can be decoded, as Debezium does."""
+
     stop_signal = SIGINT  # PostgreSQL's "fast" shutdown: end sessions, write everything, stop
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, *, logical: bool = False) -> None:
         super().__init__("postgres", folder, port)
         self._data = folder / "data"
+        self._logical = logical
 
     @property
     def url(self) -> str:
@@ -54,6 +57,7 @@ class Postgres(ClusterPart):
 
     def command(self) -> list[str | Path]:
         options = ["-c", "listen_addresses=127.0.0.1", "-c", f"port={self.port}", "-c", "unix_socket_directories="]
+        options += ["-c", "wal_level=logical"] if self._logical else []
         return [programs() / "postgres", "-D", self._data, *options]
 
     def prepare(self) -> None:
