@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -17,8 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from avow import native
 from avow.errors import ConfigError
 from avow.formats.base import Decoded
+from avow.formats.debezium import decoder
+from avow.formats.debezium.by_column import ChangeColumns
 from avow.formats.debezium.plugin import DEBEZIUM
 from avow.settings import PipelineConfig, load
 
@@ -325,9 +329,9 @@ def test_a_key_of_other_columns_is_refused() -> None:
 def test_a_truncation_stops_the_run_unless_declared() -> None:
     record = RECORDS["p1-pk2-t-"]
     batch = {"topic": ["t"], "partition": [2], "offset": [17], "key": [record[0]], "value": [record[1]]}
-    decoder = DEBEZIUM.decoder(pipeline(PK2, UPSERT), refuse_nul=True)
+    refusing = DEBEZIUM.decoder(pipeline(PK2, UPSERT), refuse_nul=True)
     with pytest.raises(ConfigError, match=r"truncated at its source \(record t/2/17\)") as stopped:
-        decoder.decode(pa.RecordBatch.from_pydict(batch))
+        refusing.decode(pa.RecordBatch.from_pydict(batch))
     assert 'decode.truncate = "ignore"' in stopped.value.advice
     assert decode(pipeline(PK2, UPSERT, truncate="ignore"), [record]).skipped == 1
     nullable = PK2.replace(" not null", "")
@@ -373,6 +377,101 @@ def test_a_schema_is_read_wherever_it_stands() -> None:
         b'{"schema":%s,"payload":null}' % schema,
     ):
         assert decode(pipeline(), [(None, broken), (None, value)]).rows_at.to_pylist() == [1]
+
+
+# ---- by column -------------------------------------------------------------------------------------------------------
+
+PLAIN = ", ".join(column for column in _columns(TYPES) if "<" not in column and not column.startswith("n "))
+MODES = {"decimal_handling_mode": "precise", "binary_handling_mode": "base64"}
+AGREE: list[tuple[str, dict[str, Any] | None, dict[str, Any]]] = [
+    (PLAIN, None, {"time_precision_mode": "microseconds", **MODES}),
+    (
+        f"{PLAIN}, __source_lsn long, __ts_us timestamp, __transaction_id string",
+        None,
+        {"time_precision_mode": "connect"},
+    ),
+    (
+        replaced(PLAIN, n12_2="decimal(20,4)", f4="double", i2="int"),
+        None,
+        {"time_precision_mode": "nanoseconds", **MODES},
+    ),
+    (replaced(PLAIN, n12_2="decimal(38,6)"), None, {}),
+    (PK2, UPSERT, {"unknown_fields": "reject"}),
+    (f"{PK2}, __source_lsn int not null, __source_ts_ms timestamp not null", UPSERT, {}),
+    (f"{PK2}, __op string not null", {"mode": "dedupe", "key": ["a"]}, {"truncate": "ignore", "ignore": ["heartbeat"]}),
+]
+
+
+@pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.why_not()}")
+@pytest.mark.parametrize("number", range(len(AGREE)))
+def test_by_column_is_what_the_strict_way_says(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the real records, and the same with changed bytes: rows, deletes, and why a record is refused."""
+    schema, sink, settings = AGREE[number]
+    config = pipeline(schema, sink, **settings)
+    chance = random.Random(number)
+    real = [record for record in RECORDS.values() if record[1] and b'"op":"t"' not in record[1]]
+    records: list[Record] = []
+    for _ in range(30):
+        records += real
+        records += [changed(chance, chance.choice(real)) for _ in range(60)]
+    chance.shuffle(records)
+    counted: list[int] = []
+
+    class Counting(ChangeColumns):
+        def read(self, records: Sequence[Record]) -> list[tuple[pa.RecordBatch, pa.Int64Array]]:
+            found = super().read(records)
+            counted.extend(len(at) for _, at in found)
+            return found
+
+    monkeypatch.setattr(decoder, "ChangeColumns", Counting)
+    by_column = decode(config, records)
+    assert sum(counted) > 20, "nothing was read by column"
+    monkeypatch.setattr(ChangeColumns, "can_read", staticmethod(lambda _: False))
+    strictly = decode(config, records)
+    assert by_column.refused == strictly.refused
+    assert by_column.skipped == strictly.skipped
+    for part in ("rows", "rows_at", "deletes", "deletes_at"):
+        one, other = (getattr(found, part) for found in (by_column, strictly))
+        if part in ("rows", "deletes"):
+            one.validate(full=True)
+            assert one.schema == other.schema
+        for index, (mine, wanted) in enumerate(zip(one.to_pylist(), other.to_pylist(), strict=True)):
+            assert repr(mine) == repr(wanted), f"{part} {index}"
+
+
+def changed(chance: random.Random, record: Record) -> Record:
+    """Some bytes of its key or its payload cut, doubled, or replaced by what means something there."""
+    key, value = record
+    assert value
+    if key and chance.random() < 0.2:
+        return _changed(chance, key, 0), value
+    begin = value.find(b'"payload":')
+    for _ in range(chance.randint(1, 2)):
+        value = _changed(chance, value, max(begin, 0))
+    return key, value
+
+
+def _changed(chance: random.Random, data: bytes, begin: int) -> bytes:
+    at = chance.randrange(begin, len(data))
+    other = min(len(data), at + chance.choice((0, 1, 1, 2, 8, 40)))
+    pieces = (b"", b"null", b'"', b"{", b"}", b",", b"1", b"9" * 20, b"-", b"\0", b"\xff", b"\\u0000", b"NaN", b" ")
+    named = (
+        b'"after":null,',
+        b'"op":"c",',
+        b'"op":"d",',
+        b',"source":{',
+        b',"after":{',
+        b'"\\u0061fter":1,',
+        b'"x":1,',
+    )
+    values = (
+        b'"__debezium_unavailable_value"',
+        b'"AAAAAAAAAAAAAAAAAAAAAAAAAA=="',
+        b'""',
+        b'"2026-01-31"',
+        b"9223372036854775807",
+    )
+    return data[:at] + chance.choice(chance.choice((pieces, named, values, (data[at:other] * 2,)))) + data[other:]
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from avow.errors import ConfigError
 from avow.formats.base import Decoded, DecodeError
+from avow.formats.debezium.by_column import ChangeColumns
 from avow.formats.debezium.change import NOT_A_CHANGE, Change, change_of
 from avow.formats.debezium.columns import RowReader
 from avow.formats.debezium.connect import Payload
@@ -56,15 +57,26 @@ class DebeziumDecoder:
         keys = KeyReader(key_fields(pipeline), how)
         self._upserts = pipeline.sink.mode == "upsert"
         # Behind a transform sink.key names the transform's columns.
-        self._check_key = keys.check if self._upserts and pipeline.transform is None else None
+        checks = self._upserts and pipeline.transform is None
+        self._check_key = keys.check if checks else None
+        key_columns = key_fields(pipeline) if checks else None
+        self._columns = (
+            ChangeColumns(decode.columns.fields, key_columns, how)
+            if ChangeColumns.can_read(decode.columns.fields)
+            else None
+        )
         self._tombstones = Tombstones(pipeline, keys.read)
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
-        keys, values = (batch.column(name).cast(pa.binary()) for name in ("key", "value"))
+        key_column, values = (batch.column(name).cast(pa.binary()) for name in ("key", "value"))
+        records = list(zip(key_column.to_pylist(), values.to_pylist(), strict=True))
         rows = RowCollector(self._schema)
+        by_column = self._by_column(records, rows)
         deleted: list[int] = []  # records that delete a row by their key, and null values
         skipped = 0
-        for index, (key, value) in enumerate(zip(keys.to_pylist(), values.to_pylist(), strict=True)):
+        for index, (key, value) in enumerate(records):
+            if index in by_column:
+                continue
             if value is None:
                 deleted.append(index)
                 continue
@@ -83,8 +95,16 @@ class DebeziumDecoder:
                     rows.add(index, row)
             except DecodeError as error:
                 rows.refuse(index, error)
-        decoded = rows.decoded(self._tombstones.apply(keys, deleted))
+        decoded = rows.decoded(self._tombstones.apply(key_column, deleted))
         return replace(decoded, skipped=decoded.skipped + skipped)
+
+    def _by_column(self, records: list[tuple[bytes | None, bytes | None]], rows: RowCollector) -> set[int]:
+        """Read what can be read by column. Which records that were."""
+        done: set[int] = set()
+        for read, at in self._columns.read(records) if self._columns else ():
+            rows.add_rows(read, at)
+            done.update(at.to_pylist())
+        return done
 
     def _change(self, value: bytes) -> Change | None:
         """None: a record to leave out, by declaration."""

@@ -21,7 +21,7 @@ from avow.schema import Decimal, Scalar
 
 _SCHEMA, _PAYLOAD = b'{"schema":', b',"payload":'
 _WRAPPER = {"schema", "payload"}
-_SCHEMAS_MAX = 256
+_SCHEMAS_MAX = 64  # at once: a topic has few, of keys and of values
 _DEPTH_MAX = 64
 _DIGITS_MAX = 30  # of an integer; the largest of Connect has 19
 
@@ -31,35 +31,46 @@ class JsonPayload:
 
     def __init__(self, *, refuse_nul: bool) -> None:
         self._rules = ReadRules(refuse_nul=refuse_nul, ignore_unknown=False)
-        self._schemas: dict[bytes, ConnectType | None] = {}  # by the bytes before the payload
+        self._recent: list[tuple[bytes, ConnectType]] = []  # by the bytes before the payload
 
     def read(self, data: bytes) -> Message:
-        if data.startswith(_SCHEMA) and (message := self._with_known_layout(data)):
-            return message
+        if (split := self.split(data)) is not None and split[0] is not None:
+            try:
+                return Message(split[0], _object(parse_any(text_of(split[1]))))
+            except DecodeError as error:
+                raise error.inside("payload") from None
         document = parse(data)
         if document.keys() != _WRAPPER:
             return Message(None, document)
         return Message(_schema(document["schema"]), _object(document["payload"]))
 
-    def _with_known_layout(self, data: bytes) -> Message | None:
-        """A record as the converter writes it. None: it may still be JSON."""
-        end = data.find(_PAYLOAD)
-        payload = data[end + len(_PAYLOAD) : -1]
-        if end < 0 or not payload.startswith(b"{") or not data.endswith(b"}"):
+    def split(self, data: bytes) -> tuple[ConnectType | None, bytes] | None:
+        """The schema and the payload's bytes of a record as the converter writes it. Without a schema these are all of
+        it. None: it may still be JSON."""
+        if not data.startswith(_SCHEMA):
+            return None, data
+        if not data.endswith(b"}"):
             return None
-        head = data[:end]
-        if head not in self._schemas:
-            try:
-                schema = _schema(parse_any(text_of(head[len(_SCHEMA) :])))
-            except DecodeError:
-                return None
-            if len(self._schemas) >= _SCHEMAS_MAX:
-                self._schemas.clear()
-            self._schemas[head] = schema
+        for head, schema in self._recent:
+            if data.startswith(head):
+                payload = data[len(head) : -1]
+                return (schema, payload) if payload.startswith(b"{") else None
+        return self.split(data) if self._learn(data) else None
+
+    def _learn(self, data: bytes) -> bool:
+        """Know the schema before the payload, from now on, by its bytes. False: there is none."""
+        end = data.find(_PAYLOAD)
+        if end < 0:
+            return False
         try:
-            return Message(self._schemas[head], _object(parse_any(text_of(payload))))
-        except DecodeError as error:
-            raise error.inside("payload") from None
+            schema = _schema(parse_any(text_of(data[len(_SCHEMA) : end])))
+        except DecodeError:
+            return False
+        if schema is None:
+            return False
+        self._recent.insert(0, (data[: end + len(_PAYLOAD)], schema))
+        del self._recent[_SCHEMAS_MAX:]
+        return True
 
     def plain(self, type: Scalar | Decimal) -> Reader:
         return reader(type, self._rules)

@@ -13,8 +13,8 @@ import re
 OP = "__op"
 
 _ENVELOPE = re.compile("__(op|ts_[mun]s|source_.+|transaction_.+)")
-_INSTANT = re.compile("__(?:source_)?ts_([mun])s")
-_PER_SECOND = {"m": 1_000, "u": 1_000_000, "n": 1_000_000_000}
+_INSTANT = re.compile("__(?:source_)?ts_([mu])s")  # nanoseconds fit no timestamp exactly
+_PER_SECOND = {"m": 1_000, "u": 1_000_000}
 
 
 def is_envelope(name: str) -> bool:

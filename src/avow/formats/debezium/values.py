@@ -52,24 +52,24 @@ TimeMode = Literal["adaptive", "adaptive_time_microseconds", "connect", "isostri
 BinaryMode = Literal["bytes", "base64", "base64-url-safe", "hex"]
 
 _TIME, _CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."
-_DECIMAL, _VARIABLE_SCALE = f"{_CONNECT}Decimal", "io.debezium.data.VariableScaleDecimal"
+DECIMAL, _VARIABLE_SCALE = f"{_CONNECT}Decimal", "io.debezium.data.VariableScaleDecimal"
 _GEOMETRY = "io.debezium.data.geometry."
-_DAYS = {f"{_TIME}Date", f"{_CONNECT}Date"}
-_UNITS = {  # how many make a second
+DAYS = {f"{_TIME}Date", f"{_CONNECT}Date"}
+UNITS = {  # how many make a second
     f"{_TIME}Timestamp": 1_000,
     f"{_CONNECT}Timestamp": 1_000,
     f"{_TIME}MicroTimestamp": 1_000_000,
     f"{_TIME}NanoTimestamp": 1_000_000_000,
 }
-_MODE_UNITS = {"connect": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
+MODE_UNITS = {"connect": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
 _INTEGERS = {"int8", "int16", "int32", "int64"}
 _FLOATS = {"float", "double", "float32", "float64"}
 _NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _SCALE_MAX = 20_000  # PostgreSQL's own is 16,383
 _EXACT = decimal.Context(prec=100)
 _EPOCH = datetime(1970, 1, 1)
-_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
-_MICROS_MIN, _MICROS_MAX = ((moment - _EPOCH) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max))
+FIRST_DAY, LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+MICROS_MIN, MICROS_MAX = ((moment - _EPOCH) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _decimal(type: Decimal, connect: ConnectType | None, how: Encoding) -> Reade
     payload, plain = how.payload, how.payload.plain(type)
     if connect is None:
         return _decimal_without_schema(type, how)
-    if connect.name == _DECIMAL and connect.type == "bytes":
+    if connect.name == DECIMAL and connect.type == "bytes":
         scale = connect.parameters.get("scale", "")
         if not re.fullmatch("-?[0-9]{1,5}", scale):
             return _mismatch(type, connect, f"its scale is {shown(scale)}")
@@ -257,7 +257,7 @@ def _unscaled(type: Decimal, data: bytes, scale: int) -> decimal.Decimal:
 
 def _binary(connect: ConnectType | None, how: Encoding) -> Reader:
     payload, mode = how.payload, how.binary_mode
-    if connect is not None and connect.type == "bytes" and connect.name != _DECIMAL:
+    if connect is not None and connect.type == "bytes" and connect.name != DECIMAL:
         return payload.data
     if connect is not None and (connect.type != "string" or connect.name or mode in (None, "bytes")):
         return _mismatch(Scalar.BINARY, connect, "declare string, or decode.binary_handling_mode")
@@ -297,7 +297,7 @@ def _url_safe(text: str) -> bytes | None:
 def _date(connect: ConnectType | None, how: Encoding) -> Reader:
     payload, plain = how.payload, how.payload.plain(Scalar.DATE)
     iso = connect is not None and connect.name == f"{_TIME}IsoDate"
-    if not (iso or _is(connect, {"int32"}, _DAYS)):
+    if not (iso or _is(connect, {"int32"}, DAYS)):
         return _mismatch(Scalar.DATE, connect)
 
     def read(value: Value) -> object:
@@ -307,7 +307,7 @@ def _date(connect: ConnectType | None, how: Encoding) -> Reader:
                 raise DecodeError(Reason.BAD_TEXT, f"expected a date such as 2026-01-31Z, found {shown(text)}")
             return plain(text.removesuffix("Z"))
         days = payload.integer(value)
-        if not _FIRST_DAY <= days <= _LAST_DAY:
+        if not FIRST_DAY <= days <= LAST_DAY:
             raise DecodeError(
                 Reason.OUT_OF_RANGE, f"day {days} after 1970-01-01 is not between the years 0001 and 9999"
             )
@@ -322,7 +322,7 @@ def _timestamp_ntz(connect: ConnectType | None, how: Encoding) -> Reader:
         return _timestamp_without_schema(how)
     if connect.name == f"{_TIME}IsoTimestamp" and connect.type == "string":
         return _iso_timestamp(how)
-    if connect.type == "int64" and (unit := _UNITS.get(connect.name)):
+    if connect.type == "int64" and (unit := UNITS.get(connect.name)):
         return lambda value: _moment(payload.integer(value), unit)
     advice = "declare timestamp, or string" if connect.name == f"{_TIME}ZonedTimestamp" else ""
     return _mismatch(Scalar.TIMESTAMP_NTZ, connect, advice)
@@ -334,7 +334,7 @@ def _of(field: Field, how: Encoding) -> Encoding:
 
 def _timestamp_without_schema(how: Encoding) -> Reader:
     payload, mode, iso = how.payload, how.time_mode, _iso_timestamp(how)
-    unit = _MODE_UNITS.get(mode or "", 1_000_000)
+    unit = MODE_UNITS.get(mode or "", 1_000_000)
 
     def read(value: Value) -> object:
         if mode is None:
@@ -363,7 +363,7 @@ def _moment(number: int, per_second: int) -> datetime:
     micros, rest = divmod(number * 1_000_000, per_second)
     if rest:
         raise DecodeError(Reason.OUT_OF_RANGE, f"{number} ns after 1970-01-01 has digits beyond microseconds")
-    if not _MICROS_MIN <= micros <= _MICROS_MAX:
+    if not MICROS_MIN <= micros <= MICROS_MAX:
         raise DecodeError(Reason.OUT_OF_RANGE, f"{micros} µs after 1970-01-01 is not between the years 0001 and 9999")
     return _EPOCH + timedelta(microseconds=micros)
 
@@ -372,7 +372,7 @@ def _timestamp(connect: ConnectType | None, how: Encoding) -> Reader:
     if _is(connect, {"string"}, {f"{_TIME}ZonedTimestamp"}):
         return how.payload.plain(Scalar.TIMESTAMP)
     assert connect is not None
-    known = connect.name in _UNITS or connect.name == f"{_TIME}IsoTimestamp"
+    known = connect.name in UNITS or connect.name == f"{_TIME}IsoTimestamp"
     return _mismatch(Scalar.TIMESTAMP, connect, "it has no time zone, declare timestamp_ntz" if known else "")
 
 
