@@ -24,6 +24,7 @@ from avow.formats.base import Decoded
 from avow.formats.debezium import decoder
 from avow.formats.debezium.by_column import ChangeColumns
 from avow.formats.debezium.plugin import DEBEZIUM
+from avow.plan import load_checked, plan
 from avow.settings import PipelineConfig, load
 
 _FILE = json.loads(Path(__file__).with_name("debezium_records.json").read_text())
@@ -255,6 +256,25 @@ def test_digits_of_nanoseconds_are_not_cut() -> None:
     assert row["t"] == datetime(2026, 1, 31, 12, 34, 56, 123456)
     reason, _ = refusal(nanos, (None, (record % (name, 1_769_862_896_123_456_001)).encode()))
     assert reason == "out-of-range"
+
+
+def test_a_map_and_a_struct() -> None:
+    """hstore as a map, and a composite type; not from a real connector, whose server has neither."""
+    row = b'{"h":{"a":"1","b":null},"s":{"x":1,"d":"AMg="}}'
+    types = (
+        b'{"type":"map","keys":{"type":"string"},"values":{"type":"string","optional":true},"field":"h"},'
+        b'{"type":"struct","fields":[{"type":"int32","field":"x"},{"type":"bytes","name":'
+        b'"org.apache.kafka.connect.data.Decimal","parameters":{"scale":"2"},"field":"d"}],"field":"s"}'
+    )
+    event = b'{"before":null,"after":%s,"op":"c"}' % row
+    wrapped = b'{"schema":{"type":"struct","fields":[{"type":"struct","fields":[%s],"field":"after"}]},"payload":%s}'
+    schema = "h map<string,string>, s struct<x: int, d: decimal(4,2)>, __op string"
+    expected = {"h": [("a", "1"), ("b", None)], "s": {"x": 1, "d": Decimal("2.00")}, "__op": "c"}
+    assert only_row(pipeline(schema), (None, wrapped % (types, event))) == expected
+    assert only_row(pipeline(schema, decimal_handling_mode="precise"), (None, event)) == expected
+    assert refusal(pipeline(schema), (None, event))[1].startswith("s.d: a decimal as the string ")
+    reason, detail = refusal(pipeline("h map<string,int>, __op string"), (None, wrapped % (types, event)))
+    assert (reason, detail.split(":")[0]) == ("wrong-type", 'h["a"]')
 
 
 def test_a_value_that_the_connector_did_not_get_is_refused_in_every_form() -> None:
@@ -526,6 +546,13 @@ def test_settings_that_cannot_be_meant_are_refused(decode: str, sink: str, messa
     with pytest.raises(ConfigError) as refused:
         load(file, {})
     assert message in str(refused.value)
+
+
+def test_the_example_is_a_pipeline_that_can_run() -> None:
+    example = Path(__file__).parents[2] / "examples/debezium.toml"
+    hop = plan(load_checked(example, {"DATABASE_URL": "postgresql://a@b/c"})).hops[1]
+    assert hop.does.startswith("Read each value as a change event of Debezium")
+    assert "A truncation of the source's table stops the run." in hop.promises
 
 
 def test_a_log_without_duplicates_has_the_position_in_the_source_as_its_key() -> None:
