@@ -65,8 +65,7 @@ class TestCsv(FormatContract):
 
 
 OWN = {
-    case.plugin.format: case.plugin
-    for case in (TestAvro, TestDebezium, TestJson, TestProtobuf, TestRaw, TestString)
+    case.plugin.format: case.plugin for case in (TestAvro, TestDebezium, TestJson, TestProtobuf, TestRaw, TestString)
 }
 
 
