@@ -27,6 +27,7 @@ from avow import sinks
 from avow.audit.auditor import audit
 from avow.audit.judge import Verdict
 from avow.engines.redrive import Redriven, redrive
+from avow.errors import ConfigError
 from avow.kafka.admin import Admin
 from avow.ledger import NOTHING
 from avow.local.cluster import Cluster, PortPicker
@@ -118,10 +119,11 @@ def source(database: Postgres, connect: Connect, admin: Admin) -> Source:
 
 
 def config(source: Source, **settings: str) -> dict[str, str]:
-    """As it comes, but for nulls in columns that have a default."""
+    """As it comes, but for nulls in columns that have a default, and truncations."""
     converter = {"": "org.apache.kafka.connect.json.JsonConverter", ".replace.null.with.default": "false"}
     both = {f"{part}.converter{name}": value for part in ("key", "value") for name, value in converter.items()}
-    return postgres_connector(source.postgres, source.prefix, f"public.{source.prefix}") | both | settings
+    truncations = {"skipped.operations": "none"}  # it leaves them out otherwise
+    return postgres_connector(source.postgres, source.prefix, f"public.{source.prefix}") | both | truncations | settings
 
 
 class Changes(threading.Thread):
@@ -315,6 +317,19 @@ def test_a_table_follows_its_source(source: Source, scenario: Make, *, schemas: 
     follows.scenario.drain(follows.file)
     follows.check()
     assert len(follows.rows()) > KEYS // 2
+    with psycopg.connect(source.postgres.url) as connection:
+        connection.execute(f"TRUNCATE {source.prefix}".encode())
+    assert poll_until(lambda: stops_at_truncation(follows), 60)
+    assert follows.rows(), "nothing was truncated behind the stop"
+
+
+def stops_at_truncation(follows: Target) -> bool:
+    """Whether a run stops by name: the event may take a moment."""
+    try:
+        follows.scenario.drain(follows.file)
+    except ConfigError as error:
+        return "the table was truncated at its source" in str(error)
+    return False
 
 
 @pytest.mark.parametrize("kind", ["postgres", "delta"])
