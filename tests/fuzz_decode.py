@@ -332,7 +332,7 @@ def play_native(seed: int, records: int, seconds: float, case: Path) -> Counts:
         assert isinstance(decode, JsonConfig)
         assert NativeColumns.can_read(decode.columns), native.why_not()
         columns = NativeColumns(decode.columns, refuse_nul=refuse_nul, ignore_unknown=policy == "ignore")
-        strict = StrictReader(decode, refuse_nul=refuse_nul)
+        strict = StrictReader(decode.columns, decode.unknown_fields, refuse_nul=refuse_nul)
         for _ in range(5):
             good = [maker.object(fields).encode() for _ in range(20)]
             values = [*good, *(maker.damaged(value) for value in good for _ in range(2))]

@@ -19,6 +19,7 @@ MODULES = {
     "deltalake": "delta",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",
+    "jsonschema_rs": "json-schema",
     "grpc_tools": "protobuf",
     "google": "protobuf",
     "starlette": "dashboard",

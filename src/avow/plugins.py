@@ -72,6 +72,7 @@ FORMATS = Registry(
         "avro": "avow.formats.avro.plugin:AVRO",
         "debezium": "avow.formats.debezium.plugin:DEBEZIUM",
         "json": "avow.formats.json.plugin:JSON",
+        "json-schema": "avow.formats.json_schema.plugin:JSON_SCHEMA",
         "protobuf": "avow.formats.protobuf.plugin:PROTOBUF",
         "raw": "avow.formats.raw.plugin:RAW",
         "string": "avow.formats.raw.plugin:STRING",

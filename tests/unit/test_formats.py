@@ -19,6 +19,7 @@ from avow.formats.avro.plugin import AVRO
 from avow.formats.base import Decoded, Decoder
 from avow.formats.debezium.plugin import DEBEZIUM
 from avow.formats.json.plugin import JSON
+from avow.formats.json_schema.plugin import JSON_SCHEMA
 from avow.formats.protobuf.plugin import PROTOBUF
 from avow.formats.raw.plugin import RAW, STRING
 from avow.plan import load_checked, plan
@@ -44,6 +45,10 @@ class TestJson(FormatContract):
     plugin = JSON
 
 
+class TestJsonSchema(FormatContract):
+    plugin = JSON_SCHEMA
+
+
 class TestProtobuf(FormatContract):
     plugin = PROTOBUF
 
@@ -65,7 +70,8 @@ class TestCsv(FormatContract):
 
 
 OWN = {
-    case.plugin.format: case.plugin for case in (TestAvro, TestDebezium, TestJson, TestProtobuf, TestRaw, TestString)
+    case.plugin.format: case.plugin
+    for case in (TestAvro, TestDebezium, TestJson, TestJsonSchema, TestProtobuf, TestRaw, TestString)
 }
 
 

@@ -72,7 +72,7 @@ def vouched(reader: str, decode: JsonConfig, values: list[bytes], *, refuse_nul:
     if reader == "arrow" and not ArrowColumns.can_read(decode.columns):
         return {}
     columns = column_reader(reader, decode, refuse_nul=refuse_nul)
-    strict = StrictReader(decode, refuse_nul=refuse_nul)
+    strict = StrictReader(decode.columns, decode.unknown_fields, refuse_nul=refuse_nul)
     rows, doubtful = columns.read(pa.array(values, pa.binary()))
     rows.validate(full=True)
     doubts = doubtful.to_pylist()
@@ -199,7 +199,7 @@ def test_names_that_json_writes_otherwise_are_left_to_others(reader: str) -> Non
 def test_what_is_ignored_is_checked(reader: str, value: bytes) -> None:
     decode = config("id long, m map<string,int>", "ignore")
     with pytest.raises(DecodeError):
-        StrictReader(decode, refuse_nul=True).row(value)
+        StrictReader(decode.columns, decode.unknown_fields, refuse_nul=True).row(value)
     assert vouched(reader, decode, [value]) == {}
 
 

@@ -9,7 +9,7 @@ Owns: which record is read which way. Must not know: the types. Its neighbours a
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from avow.formats.json.values import ReadRules, fields_reader, refuse_unknown
 from avow.formats.rows import RowCollector, row_schema, where_true
 from avow.formats.text import refuse_nul_within
 from avow.formats.tombstones import Tombstones, key_fields
+from avow.schema import Schema
 from avow.settings import REST_COLUMN, PipelineConfig
 
 
@@ -42,8 +43,9 @@ class JsonDecoder:
         decode = pipeline.decode
         assert isinstance(decode, JsonConfig)
         self._schema = row_schema(decode)
-        self._columns = _column_reader(decode, refuse_nul=refuse_nul)
-        self._strict = StrictReader(decode, refuse_nul=refuse_nul)
+        ignore_unknown = decode.unknown_fields == "ignore"
+        self._columns = column_reader(decode.columns, ignore_unknown=ignore_unknown, refuse_nul=refuse_nul)
+        self._strict = StrictReader(decode.columns, decode.unknown_fields, refuse_nul=refuse_nul)
         self._tombstones = Tombstones(pipeline, key_reader(key_fields(pipeline), refuse_nul=refuse_nul))
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
@@ -67,20 +69,21 @@ class JsonDecoder:
             rows.add_rows(read, at)
 
 
-def _column_reader(decode: JsonConfig, *, refuse_nul: bool) -> ColumnReader | None:
+def column_reader(columns: Schema, *, ignore_unknown: bool, refuse_nul: bool) -> ColumnReader | None:
     """The fastest there is for these columns."""
-    if NativeColumns.can_read(decode.columns):
-        ignore_unknown = decode.unknown_fields == "ignore"
-        return NativeColumns(decode.columns, refuse_nul=refuse_nul, ignore_unknown=ignore_unknown)
-    return ArrowColumns(decode.columns, refuse_nul=refuse_nul) if ArrowColumns.can_read(decode.columns) else None
+    if NativeColumns.can_read(columns):
+        return NativeColumns(columns, refuse_nul=refuse_nul, ignore_unknown=ignore_unknown)
+    return ArrowColumns(columns, refuse_nul=refuse_nul) if ArrowColumns.can_read(columns) else None
 
 
 class StrictReader:
     """Reads one record, and has the last word on it."""
 
-    def __init__(self, decode: JsonConfig, *, refuse_nul: bool) -> None:
-        fields = decode.columns.fields
-        self._unknown_fields = decode.unknown_fields
+    def __init__(
+        self, columns: Schema, unknown_fields: Literal["reject", "ignore", "keep"], *, refuse_nul: bool
+    ) -> None:
+        fields = columns.fields
+        self._unknown_fields = unknown_fields
         self._refuse_nul = refuse_nul
         self._known = frozenset(field.name for field in fields)
         # A struct's unknown fields have no column to be kept in.

@@ -48,7 +48,7 @@ def parse_any(text: str) -> Json:
     if text.count("[") + text.count("{") > DEPTH_MAX and _is_too_deep(text):
         raise DecodeError(Reason.TOO_DEEP, f"nested more than {DEPTH_MAX:,} deep")
     try:
-        document = _with_room((_SHORT if len(text) <= NUMBER_DIGITS_MAX else _LONG).decode, text)
+        document = with_room((_SHORT if len(text) <= NUMBER_DIGITS_MAX else _LONG).decode, text)
     except json.JSONDecodeError as error:
         wrong = error.msg.removesuffix(" at")
         raise DecodeError(Reason.NOT_JSON, f"{wrong} at character {error.pos:,} of {len(text):,}") from None
@@ -72,7 +72,7 @@ def describe(value: Json) -> str:
 
 def write(value: Json) -> str:
     """A document as text again: the same names in the same order, the same digits, no spaces."""
-    return _with_room(_write, value)
+    return with_room(_write, value)
 
 
 def _write(value: Json) -> str:
@@ -124,7 +124,7 @@ def _refuse_lone_surrogates(text: str) -> None:
             raise DecodeError(Reason.LONE_SURROGATE, f"{match[0]} at character {match.start():,} is a lone surrogate")
 
 
-def _with_room(function: Callable[[_A], _B], argument: _A) -> _B:
+def with_room(function: Callable[[_A], _B], argument: _A) -> _B:
     """Call a recursive function; where the interpreter's limit is met, once more with room for what is allowed."""
     try:
         return function(argument)

@@ -29,7 +29,7 @@ from avow.formats.registry.frame import FRAME_BYTES, UNKNOWN_ID, schema_id, sche
 from avow.formats.rows import RowCollector, row_schema, where_true
 from avow.formats.tombstones import NullValues, ReadKey, Tombstones, key_fields
 from avow.schema_registry import SchemaRegistry
-from avow.settings import PipelineConfig
+from avow.settings import REST_COLUMN, PipelineConfig
 
 NO_NULL_VALUES = NullValues(no_rows(pa.schema([])), indices([]), [], 0, ())
 _CHECKED_MAX = 10_000
@@ -190,7 +190,7 @@ class RegistryDecoder:
         config = pipeline.decode
         assert isinstance(config, RegistryConfig)
         whole = row_schema(config)
-        own = {column.name for column in config.reader.columns}
+        own = {REST_COLUMN, *(column.name for column in config.reader.columns)}
         self._schema = pa.schema([field for field in whole if field.name in own])
         self._key_schema = pa.schema([field for field in whole if field.name not in own])
         self._values = Readers(config, make, Renewal.of(pipeline))
