@@ -102,11 +102,14 @@ def column_of(document: Document) -> tuple[ddl.Type, bool]:
         return _Reader(document.draft).column(place, frozenset({place.name_of("#")}), 0)
     except NoSuchReference as error:
         raise NoColumn(str(error)) from None
+    except RecursionError:
+        raise NoColumn("its references are nested too deep") from None
 
 
 class _Reader:
     def __init__(self, draft: int) -> None:
         self._ref_stands_alone = draft <= 7
+        self._has_conditions = draft >= 7
 
     def column(self, place: Place, inside: frozenset[str], depth: int) -> tuple[ddl.Type, bool]:
         """A schema's column, and whether it may be null. ``inside``: the references that led here."""
@@ -232,7 +235,8 @@ class _Reader:
         choices = [*schema.get("anyOf", ()), *schema.get("oneOf", ())] if "anyOf" in schema or "oneOf" in schema else []
         if "anyOf" in schema and "oneOf" in schema and "type" not in schema:
             raise NoColumn("it has both anyOf and oneOf")
-        conditions = [schema[word] for word in ("then", "else") if isinstance(schema.get(word), dict)]
+        words = ("then", "else") if self._has_conditions else ()
+        conditions = [schema[word] for word in words if isinstance(schema.get(word), dict)]
         return _Seen(
             words={word: schema[word] for word in _WORDS if word in schema},
             properties={name: place.at(inner) for name, inner in schema.get("properties", {}).items()},

@@ -9,9 +9,9 @@ Owns: reading a schema, drafts, ``$ref``. Must not know: columns, records. Neigh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 from urllib.parse import urldefrag, urljoin
 
@@ -28,6 +28,21 @@ _DRAFTS = {
     "json-schema.org/draft/2020-12/schema": 2020,
 }
 _BASE = "http://schema.invalid/"  # what relative names are relative to; never asked for
+
+
+# What the library raises. Whatever a schema or a record is, nothing else may come of it.
+FAILURES = (ValueError, TypeError, ArithmeticError, RecursionError, jsonschema_rs.ReferencingError)
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """A panic of the library is an error like others: it is no reason to end the process."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library failed: {first_line(error)}") from None
 
 
 class BadSchema(ValueError):
@@ -48,14 +63,15 @@ class Place:
     def at(self, schema: Any) -> Place:
         """A schema inside this one."""
         if isinstance(schema, dict) and isinstance(name := schema.get("$id"), str) and not name.startswith("#"):
-            return self.referred(name)  # references in it are relative to its own name
+            named = self.referred(name)  # references in it are relative to its own name
+            return named if named.schema == schema else Place(schema, self.resolver)
         return Place(schema, self.resolver)
 
     def referred(self, reference: str) -> Place:
         try:
             found = self.resolver.lookup(reference)
         except jsonschema_rs.ReferencingError as error:
-            raise NoSuchReference(f"$ref {reference!r} is not known: {first_line(error)}") from None
+            raise NoSuchReference(f"$ref {reference!r} is not known: {first_line(error).replace(_BASE, '')}") from None
         return Place(found.contents, found.resolver)
 
     def name_of(self, reference: str) -> str:
@@ -84,18 +100,15 @@ class Document:
                 other = {"$schema": self.schema_uri, **other}
             resources[urldefrag(urljoin(self._uri, name)).url] = other
         try:
-            self._registry = jsonschema_rs.Registry(list(resources.items()))
-            self.validator = jsonschema_rs.validator_for(self.root, **self._options)
-        except (ValueError, jsonschema_rs.ReferencingError) as error:
+            with without_panics():
+                self._registry = jsonschema_rs.Registry(list(resources.items()))
+                self.validator = jsonschema_rs.validator_for(self.root, **self._options)
+        except FAILURES as error:
             raise BadSchema(_why(error)) from None
 
     @property
     def place(self) -> Place:
         return Place(self.root, self._registry.resolver(self._uri))
-
-    @cached_property
-    def canonical(self) -> jsonschema_rs.CanonicalSchema:
-        return jsonschema_rs.canonicalize(self.root, **self._options)
 
     @property
     def _options(self) -> Mapping[str, Any]:
@@ -122,4 +135,4 @@ def _draft(root: Mapping[str, Any]) -> tuple[str, int]:
 def _why(error: Exception) -> str:
     path = getattr(error, "instance_path", None)
     at = f" (at {'/'.join(map(str, path))})" if path else ""
-    return f"it is not a valid schema: {first_line(error)}{at}"
+    return f"it is not a valid schema: {first_line(error).replace(_BASE, '')}{at}"

@@ -23,11 +23,10 @@ import jsonschema_rs
 from jsonschema_rs.canonical import Containment, Satisfiability
 
 from avow import schema as ddl
-from avow.formats.json_schema.document import Document, NoSuchReference, Place
+from avow.formats.json_schema.document import FAILURES, Document, NoSuchReference, Place, without_panics
 from avow.schema import Scalar
 
 _NULL: Mapping[str, Any] = {"type": "null"}
-_FAILED = (ValueError, TypeError, ArithmeticError, RecursionError)
 _INTEGER_BITS = {Scalar.BYTE: 8, Scalar.SHORT: 16, Scalar.INT: 32, Scalar.LONG: 64}
 _RULES: Mapping[Scalar, Mapping[str, Any]] = {
     Scalar.BOOLEAN: {"type": "boolean"},
@@ -47,6 +46,7 @@ _KEYWORDS = """
     dependentSchemas propertyNames if then else allOf anyOf oneOf not format contentEncoding contentMediaType
     contentSchema unevaluatedItems unevaluatedProperties $ref $dynamicRef $recursiveRef"""
 _ASSERTS = frozenset(_KEYWORDS.split())
+_REFERENCES = ('"$ref"', '"$dynamicRef"', '"$recursiveRef"')
 _REFERENCES_MAX = 100  # one behind the other
 
 
@@ -172,16 +172,62 @@ def _rule(type: ddl.Type) -> Mapping[str, Any]:
 
 def mismatch(document: Document, columns: ddl.Schema) -> str | None:
     """The first column that no value of a writer's schema can be read as, and why; None if there is none."""
-    for column in columns:
-        there = {"type": "object", "required": [column.name]}
-        if not _can_write(document, {**there, "properties": {column.name: {"not": _NULL}}}):
-            if column.required:
-                return f"{column.name}: it is not null, and the writer's schema has no value for it"
-            continue
-        if not _can_write(document, {**there, "properties": {column.name: _readable(column.type)}}):
-            article = "an" if str(column.type)[0] in "aeiou" else "a"
-            return f"{column.name}: no value of the writer's schema is {article} {column.type}"
+    try:
+        root = _followed(document, document.place)
+        if root is None or not isinstance(root.schema, dict):
+            return None
+        properties = root.schema.get("properties", {})
+        is_closed = root.schema.get("additionalProperties") is False and "patternProperties" not in root.schema
+        for column in columns:
+            there = root.at(properties.get(column.name, not is_closed))
+            if not _may_write(document, there, {"not": _NULL}):
+                if column.required:
+                    return f"{column.name}: it is not null, and the writer's schema has no value for it"
+            elif not _may_write(document, there, _readable(column.type)):
+                article = "an" if str(column.type)[0] in "aeiou" else "a"
+                return f"{column.name}: no value of the writer's schema is {article} {column.type}"
+    except NoSuchReference:
+        pass
     return None
+
+
+def _followed(document: Document, place: Place) -> Place | None:
+    """Where a schema that is only a reference leads to; None if it has no end."""
+    for _ in range(_REFERENCES_MAX):
+        schema = place.schema
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            return place
+        if len(schema) > 1 and document.draft > 7:
+            return place
+        place = place.referred(schema["$ref"])
+    return None
+
+
+def _may_write(document: Document, place: Place, rule: Mapping[str, Any], depth: int = 0) -> bool:
+    """Whether the schema may have a value of this form."""
+    followed = _followed(document, place)
+    if followed is None or depth > _REFERENCES_MAX:
+        return True
+    place, schema = followed, followed.schema
+    if not isinstance(schema, dict):
+        return schema is not False
+    for word in {"anyOf", "oneOf"} & schema.keys():
+        if not any(_may_write(document, place.at(choice), rule, depth + 1) for choice in schema[word]):
+            return False
+    if _refers(schema):  # these say enough
+        schema = {word: schema[word] for word in ("type", "enum", "const") if word in schema}
+    try:
+        with without_panics():
+            both = _canonical(document, schema).intersect(_canonical(document, rule))
+            return both.satisfiability() != Satisfiability.NO
+    except FAILURES:
+        return True
+
+
+def _refers(schema: Mapping[str, Any]) -> bool:
+    """Whether there is a reference in it: taken out of its document, it would lead elsewhere, or have no end."""
+    text = json.dumps(schema)
+    return any(word in text for word in _REFERENCES)
 
 
 def _readable(type: ddl.Type, *, nullable: bool = False) -> Mapping[str, Any]:
@@ -202,21 +248,13 @@ def _readable(type: ddl.Type, *, nullable: bool = False) -> Mapping[str, Any]:
 
 
 def _covers(document: Document, schema: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
-    if "$ref" in json.dumps(schema):  # taken out of its document, it would lead elsewhere
+    if _refers(schema):
         return False
     try:
-        return _canonical(document, schema).covers(_canonical(document, rule)) == Containment.YES
-    except _FAILED:
+        with without_panics():
+            return _canonical(document, schema).covers(_canonical(document, rule)) == Containment.YES
+    except FAILURES:
         return False
-
-
-def _can_write(document: Document, schema: Mapping[str, Any]) -> bool:
-    """Whether the schema may have a value of this form too."""
-    try:
-        both = document.canonical.intersect(_canonical(document, schema))
-        return both.satisfiability() != Satisfiability.NO
-    except _FAILED:
-        return True
 
 
 def _canonical(document: Document, schema: Mapping[str, Any]) -> jsonschema_rs.CanonicalSchema:

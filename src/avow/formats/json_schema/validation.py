@@ -13,20 +13,21 @@ import jsonschema_rs
 
 from avow.formats.base import DecodeError
 from avow.formats.json.document import with_room
+from avow.formats.json_schema.document import FAILURES, without_panics
 
 SCHEMA_VIOLATION = "schema-violation"  # it can be read, but is not what its schema allows
 _TOGETHER = 64  # values that are parsed by one call: more are not quicker
-_FAILED = (ValueError, TypeError, ArithmeticError, RecursionError)
 
 
 def refuse_invalid(validator: jsonschema_rs.Validator, text: str) -> None:
     """Raises ``DecodeError`` for a JSON value, read before, that the schema does not allow."""
     try:
-        validator.validate(with_room(json.loads, text))
+        with without_panics():
+            validator.validate(with_room(json.loads, text))
     except jsonschema_rs.ValidationError as error:
         keyword = error.kind.name
         raise DecodeError(SCHEMA_VIOLATION, f"{error.message} ({keyword})", _path(error.instance_path)) from None
-    except _FAILED as error:
+    except FAILURES as error:
         raise DecodeError(SCHEMA_VIOLATION, f"it cannot be validated: {error}") from None
 
 
@@ -37,18 +38,20 @@ def invalid(validator: jsonschema_rs.Validator, values: Sequence[bytes]) -> list
     for start in range(0, len(values), _TOGETHER):
         some = values[start : start + _TOGETHER]
         try:
-            # Each is one whole object, so that they are as many elements as there are values.
-            if not all(valid := list(map(is_valid, json.loads(b"[" + b",".join(some) + b"]")))):
-                found += [start + index for index, good in enumerate(valid) if not good]
-        except _FAILED:
+            with without_panics():
+                # Each is one whole object, so that they are as many elements as there are values.
+                valid = list(map(is_valid, json.loads(b"[" + b",".join(some) + b"]")))
+            found += [start + index for index, good in enumerate(valid) if not good]
+        except FAILURES:
             found += [start + index for index, value in enumerate(some) if not _is_valid(validator, value)]
     return found
 
 
 def _is_valid(validator: jsonschema_rs.Validator, value: bytes) -> bool:
     try:
-        return validator.is_valid(json.loads(value))
-    except _FAILED:
+        with without_panics():
+            return validator.is_valid(json.loads(value))
+    except FAILURES:
         return False
 
 
