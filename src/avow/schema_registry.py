@@ -250,6 +250,22 @@ class SchemaRegistry:
         _keep(_known, at, found)
         return found
 
+    def knows(self, schema_id: int) -> bool:
+        """Whether ``by_id`` would answer without asking."""
+        at = (self._settings.url, schema_id)
+        return at in _known or _unknown.get(at, 0.0) > time.monotonic()
+
+    def subjects_of(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects, and the version in each, that are this schema."""
+        try:
+            answer = self._ask("GET", f"/schemas/ids/{schema_id}/versions")
+        except _Missing:
+            return []
+        listed = self._list(answer, dict)
+        if not all(isinstance(one.get("subject"), str) for one in listed):
+            self._senseless()
+        return [(one["subject"], self._int(one.get("version"))) for one in listed]
+
     def references(self, schema: Registered) -> Mapping[str, str]:
         """The texts of all that a schema imports, and of what these import, by the names they are imported by."""
         at = (self._settings.url, schema.id)

@@ -3,6 +3,7 @@ libraries take and we do not."""
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
@@ -598,7 +599,7 @@ def _as_json(value: Any, schema: Any) -> Any:
         return {key: _as_json(item, schema["values"]) for key, item in value.items()}
     match value:
         case bytes():
-            return value.decode("latin-1")
+            return base64.b64encode(value).decode()
         case float() if math.isinf(value):
             return "Infinity" if value > 0 else "-Infinity"
         case Decimal():

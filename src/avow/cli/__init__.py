@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from avow.engines.hooks import NO_HOOKS, Hooks
@@ -127,6 +128,11 @@ native_option = click.option(
 def hooks_of_caller() -> Hooks:
     """Test hooks of a program that invokes this command line, such as the proof; none by default."""
     return click.get_current_context().find_object(Hooks) or NO_HOOKS
+
+
+def from_environment(option: str) -> bool:
+    """Whether the option's value is an environment variable's: another option may take its place."""
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.ENVIRONMENT
 
 
 def print_json(document: object) -> None:

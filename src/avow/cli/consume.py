@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from rich.console import Console
 from avow.cli import GUARANTEES, hooks_of_caller, plain
 from avow.cli.kafka import ClusterSelection, given_settings, pipeline_option, settings_option
 from avow.cli.local import folder_option
+from avow.cli.registry import RegistrySelection, registry_options
 from avow.cli.run import stop_on_signals
 from avow.clients.config import (
     COOPERATIVE,
@@ -27,13 +30,16 @@ from avow.clients.config import (
     RetryConfig,
     explain,
 )
-from avow.errors import ConfigError, NotDrained
+from avow.errors import ConfigError, NotDrained, RegistryUnavailable
 from avow.guarantee import Guarantee
+from avow.retry import backoff, retry
 from avow.settings import unwrap_secrets
 
 if TYPE_CHECKING:
     from avow.clients.consumer import Consumer, Record
+    from avow.formats.registry.documents import Documents
 
+ATTEMPTS = 4  # to ask a registry that does not answer, before it is an error
 STRATEGIES = {"cooperative": COOPERATIVE, "eager": "range,roundrobin"}
 
 
@@ -69,6 +75,7 @@ STRATEGIES = {"cooperative": COOPERATIVE, "eager": "range,roundrobin"}
 @click.option("--brokers", envvar="AVOW_BROKERS", help="host:port, several with commas.")
 @pipeline_option
 @folder_option
+@registry_options
 @click.option(
     "--explain", "only_explain", is_flag=True, help="Explain what the options mean, and exit. Touches nothing."
 )
@@ -86,11 +93,16 @@ def consume(
     brokers: str | None,
     pipeline: Path | None,
     folder: Path,
+    registry: RegistrySelection,
     only_explain: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Pass every record of TOPICS to a handler, or print it as a line of JSON.
+
+    With a schema registry, keys and values that begin with the id of a schema are printed decoded, with all fields of
+    that schema, and the id beside them. What cannot be decoded is printed as it is, with the reason. A registry that
+    does not answer is tried again, then it is an error: the record is not passed over.
 
     Consumers of one group share the partitions; the records of a partition are handled in order. SIGTERM or Ctrl-C stop
     it after the current record (at-most-once: after the claimed batch) and commit the position.
@@ -109,7 +121,12 @@ def consume(
     if only_explain:
         click.echo("\n".join(explain(config)))
         return
-    function = _function(handler) if handler else _print
+    if handler and registry.is_given:
+        raise ConfigError(
+            "--registry is for printed records, and --handler gets the bytes", advice="Leave out one of the two."
+        )
+    function = _function(handler) if handler else None
+    printer = Printer(None if handler else _documents(registry))
     source = ClusterSelection(brokers, pipeline, folder).source()
     # Imported here: Kafka's client takes a moment, and a typing error should be reported at once.
     from avow.clients.consumer import Consumer
@@ -133,7 +150,10 @@ def consume(
     stop_on_signals(consumer.stop, lambda _: console.print("stopping after the current record"))
     try:
         with consumer:
-            consumer.run(function)
+            if function is None:
+                printer.print_all(consumer)
+            else:
+                consumer.run(function)
             positions = consumer.positions
     finally:
         _summary(consumer, as_json, console)
@@ -185,24 +205,48 @@ def _function(name: str) -> Callable[..., object]:
     return function_  # type: ignore[no-any-return]
 
 
-def _print(record: Record) -> None:
-    headers = [[name, *_text("", value).values()] for name, value in record.headers]
-    line = {
-        **{"topic": record.topic, "partition": record.partition, "offset": record.offset},
-        "timestamp_ms": record.timestamp_ms,
-        **_text("key", record.key),
-        **_text("value", record.value),
-        **({"headers": headers} if headers else {}),
-    }
-    print(json.dumps(line, ensure_ascii=False), flush=True)
+def _documents(registry: RegistrySelection) -> Documents | None:
+    client = registry.client()
+    if client is None:
+        return None
+    from avow.formats.registry.documents import Documents
+
+    return Documents(client)
 
 
-def _text(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes as text under their name; under another one, as base64, if they are no text."""
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+class Printer:
+    """Records as lines of JSON. ``documents``: those that a registry has a schema for are decoded."""
+
+    def __init__(self, documents: Documents | None) -> None:
+        self._documents = documents
+
+    def print_all(self, consumer: Consumer) -> None:
+        """Without a handler's retries and dead letters: whatever fails here is no record's fault."""
+        with closing(iter(consumer)) as records:
+            for record in records:
+                try:
+                    retry(partial(self._print, record), RegistryUnavailable, backoff(0.5, 4, attempts=ATTEMPTS))
+                except BrokenPipeError:  # such as `| head`: nobody reads on
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                    return
+
+    def _print(self, record: Record) -> None:
+        from avow.formats.registry.documents import named
+
+        headers = [[name, *named("", value).values()] for name, value in record.headers]
+        line = {
+            **{"topic": record.topic, "partition": record.partition, "offset": record.offset},
+            "timestamp_ms": record.timestamp_ms,
+            **self._part("key", record.key),
+            **self._part("value", record.value),
+            **({"headers": headers} if headers else {}),
+        }
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+
+    def _part(self, name: str, data: bytes | None) -> dict[str, Any]:
+        from avow.formats.registry.documents import named
+
+        return named(name, data, self._documents.read(data) if self._documents else None)
 
 
 def _summary(consumer: Consumer, as_json: bool, console: Console) -> None:

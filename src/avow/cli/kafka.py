@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli import PIPELINE_FILE, json_option, print_json
+from avow.cli import PIPELINE_FILE, from_environment, json_option, print_json
 from avow.cli.local import folder_option
 from avow.errors import ConfigError, SourceError
 from avow.plan import load_checked
@@ -67,7 +66,7 @@ class ClusterSelection:
 
     def source(self) -> Source:
         brokers = self.brokers
-        if brokers and self.pipeline and _from_environment("brokers"):
+        if brokers and self.pipeline and from_environment("brokers"):
             brokers = None  # it says which cluster unless an option does
         if brokers and self.pipeline:
             raise ConfigError("--brokers and --pipeline are mutually exclusive", advice="Give one of the two.")
@@ -85,10 +84,6 @@ class ClusterSelection:
                 )
             brokers = local.bootstrap
         return cluster(brokers, more)
-
-
-def _from_environment(option: str) -> bool:
-    return click.get_current_context().get_parameter_source(option) is ParameterSource.ENVIRONMENT
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ Owns: the shape of all this, and the reasons of dead letters. Must not know: any
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -17,6 +17,8 @@ from avow.settings import FormatConfig, PipelineConfig
 
 if TYPE_CHECKING:  # `avow plan` need not wait for Arrow
     import pyarrow as pa
+
+    from avow.formats.registry.config import Text
 
 DETAIL_CHARS_MAX = 500
 _SHOWN_CHARS_MAX = 60
@@ -45,6 +47,21 @@ class FormatPlugin(ABC):
     @abstractmethod
     def samples(self) -> Samples:
         """Records that it must take and refuse, for ``avow.testing.formats``."""
+
+    # For people who look at records and write them (``avow consume``, ``avow produce``, the dashboard). A format whose
+    # schemas a registry keeps has all of it, others nothing.
+
+    schema_kind: ClassVar[str] = ""  # what registries call its schemas: AVRO, PROTOBUF, JSON
+
+    def show(self, schema: Text, value: bytes, at: int) -> Shown:
+        """One value, all of it, by the schema that wrote it; ``at``: behind the schema's id. ``DecodeError`` where the
+        bytes cannot be taken, ``ValueError`` where the schema cannot be read."""
+        raise NotImplementedError
+
+    def encoder(self, schema: Text, message: str | None = None) -> Encode:
+        """Writes documents by a schema: what stands behind its id. ``message``: which type of the schema, where it has
+        several. ``ValueError`` where the schema cannot be read."""
+        raise NotImplementedError
 
     # For ``avow prove`` with a user's file. A format without these is proved by its own tests alone.
 
@@ -142,6 +159,19 @@ class Reason(StrEnum):
     WRONG_TYPE = "wrong-type"
     OUT_OF_RANGE = "out-of-range"  # a number or a time that the column's type cannot hold exactly
     BAD_TEXT = "bad-text"  # text that does not spell a date, a timestamp, a decimal or base64
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One value for people."""
+
+    type_name: str  # as its schema calls it; empty where it has no name
+    document: object  # what JSON has: None, bool, int, float (finite), str, list, dict
+
+
+# A document as ``json.loads`` gives it to bytes, or ``ValueError`` with the field and what is wrong with it. A float's
+# ``repr`` may be the digits as they were written: more than a float holds.
+Encode = Callable[[object], bytes]
 
 
 @dataclass(frozen=True, slots=True)

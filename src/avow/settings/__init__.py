@@ -16,7 +16,7 @@ offers. Its neighbours are ``schema`` (``decode.schema``), ``plugins`` (which fi
 and ``[sink]``) and ``plan`` (which adds the sinks' offers).
 """
 
-from avow.settings.read import cluster, declared, load, refused
+from avow.settings.read import cluster, declared, from_options, load, refused
 from avow.settings.tree import (
     REST_COLUMN,
     BatchSettings,
@@ -56,6 +56,7 @@ __all__ = [
     "Transform",
     "cluster",
     "declared",
+    "from_options",
     "load",
     "refused",
     "unwrap_secrets",

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -21,6 +21,8 @@ from avow.errors import ConfigError
 from avow.settings import values
 from avow.settings.tree import InPluginSection, PipelineConfig, Section, Source
 from avow.settings.values import FromEnv, Key, Problem, Refused
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 def load(
@@ -84,15 +86,28 @@ def cluster(brokers: str, kafka: Mapping[str, str] | None = None, env: Mapping[s
 
     ``${env:NAME}`` is filled in as in a file: a command line can be seen by others.
     """
-    document, problems = _interpolate({"brokers": brokers, "topics_pattern": ".*", "kafka": dict(kafka or {})}, env)
+    document = {"brokers": brokers, "topics_pattern": ".*", "kafka": dict(kafka or {})}
+    return from_options(
+        Source, document, lambda problem: f"--{_dotted(problem.key).replace('kafka.', 'kafka ', 1)}", env
+    )
+
+
+def from_options(
+    kind: type[AnySection],
+    document: dict[str, Any],
+    option: Callable[[Problem], str],
+    env: Mapping[str, str] = os.environ,
+) -> AnySection:
+    """A section that a command line spells, or a ConfigError that names every problem by its ``option``."""
+    filled, problems = _interpolate(document, env)
     found = None
     try:
-        found = Source.model_validate(document)
+        found = kind.model_validate(filled)
     except ValidationError as error:
-        problems += [_without_env(problem, document) for problem in _problems(error)]
+        problems += [_without_env(problem, filled) for problem in _problems(error, kind)]
     if found is None or problems:
-        options = ((problem, _dotted(problem.key).replace("kafka.", "kafka ", 1)) for problem in problems)
-        raise ConfigError("\n".join(f"--{option}: {problem.wrong}; {problem.allowed}" for problem, option in options))
+        lines = (f"{option(problem)}: {problem.wrong}; {problem.allowed}" for problem in problems)
+        raise ConfigError("\n".join(lines))
     return found
 
 

@@ -1,14 +1,16 @@
 """JSON into Avro's binary encoding: the defaults of a reader schema, and records that are produced.
 
 A value is written as JSON would have it: text for strings, enums, uuids, dates and timestamps (or the number that Avro
-has for them), a number or its text for decimals, and the first branch of a union that takes it. Bytes are text of the
-characters U+0000 to U+00FF, as in Avro's own JSON; a branch may be named, as there: ``{"string": "x"}``.
+has for them), a number or its text for decimals, and the first branch of a union that takes it. Bytes are base64, as
+``show`` spells them, or text of the characters U+0000 to U+00FF, as in Avro's own JSON, where a default in a schema has
+no other. A branch may be named, as there: ``{"string": "x"}``.
 
 Owns: writing. Must not know: records of Kafka, columns. Its neighbour is ``schema``.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import decimal
 import re
@@ -30,7 +32,9 @@ from avow.formats.avro.schema import (
 )
 
 _EPOCH = dt.datetime(1970, 1, 1)
+DURATION = ("months", "days", "milliseconds")
 _UUID = re.compile("[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
+_FRACTION = re.compile(r"(.*[.,]\d{6})(\d+)(.*)")  # of more digits than Python reads, which drops them
 _PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 
 
@@ -158,7 +162,8 @@ class _Encoder:
                     raise _wrong(value, "a uuid")
                 _write_text(value, out)
             case "bytes":
-                data = _bytes(value) if self._in_schema or type.logical != "decimal" else _units(type, value, None)
+                decimal_ = type.logical == "decimal" and not self._in_schema
+                data = _units(type, value, None) if decimal_ else self._bytes(value)
                 out += zigzag(len(data)) + data
 
     def _fixed(self, type: Fixed, value: Any) -> bytes:
@@ -166,10 +171,20 @@ class _Encoder:
             return _units(type, value, type.size)
         if type.logical == "uuid" and isinstance(value, str) and _UUID.fullmatch(value):
             return bytes.fromhex(value.replace("-", ""))
-        data = _bytes(value)
+        if type.logical == "duration" and isinstance(value, dict):
+            return _duration(value)
+        data = self._bytes(value)
         if len(data) != type.size:
             raise _wrong(value, f"{type.size} bytes")
         return data
+
+    def _bytes(self, value: Any) -> bytes:
+        try:
+            if self._in_schema:
+                return str.encode(value, "latin-1")
+            return base64.b64decode(str.encode(value, "ascii"), validate=True)
+        except (TypeError, ValueError):
+            raise _wrong(value, "text of the characters U+0000 to U+00FF" if self._in_schema else "base64") from None
 
 
 def _takes_null(type: Type) -> bool:
@@ -186,11 +201,11 @@ def _write_text(value: Any, out: bytearray) -> None:
     out += zigzag(len(data)) + data
 
 
-def _bytes(value: Any) -> bytes:
-    try:
-        return str.encode(value, "latin-1")
-    except (TypeError, UnicodeEncodeError):
-        raise _wrong(value, "bytes: text of the characters U+0000 to U+00FF") from None
+def _duration(value: dict[str, Any]) -> bytes:
+    parts = [value.get(name) for name in DURATION]
+    if value.keys() != set(DURATION) or not all(type(part) is int and 0 <= part < 1 << 32 for part in parts):
+        raise _wrong(value, f"a duration: {', '.join(DURATION)}, as whole numbers of 32 bits")
+    return struct.pack("<III", *parts)
 
 
 def _float(name: str, value: Any) -> bytes:
@@ -226,6 +241,11 @@ def _temporal(type: Primitive, text: str) -> int | None:
         if logical == "date":
             return dt.date.fromisoformat(text).toordinal() - _EPOCH.toordinal()
         per_second = _PER_SECOND[logical.rpartition("-")[2]]
+        nanos = 0
+        if more := _FRACTION.fullmatch(text):
+            if more[2][3:].strip("0"):
+                return None
+            text, nanos = f"{more[1]}{more[3]}", int(more[2][:3].ljust(3, "0"))
         if logical.startswith("time-"):
             span = dt.datetime.combine(_EPOCH, dt.time.fromisoformat(text)) - _EPOCH
         else:
@@ -233,10 +253,9 @@ def _temporal(type: Primitive, text: str) -> int | None:
             if (moment.tzinfo is None) is not logical.startswith("local-"):
                 return None
             span = (moment if moment.tzinfo is None else moment.astimezone(dt.UTC).replace(tzinfo=None)) - _EPOCH
-        micros = span // dt.timedelta(microseconds=1)
-        units, rest = divmod(micros * per_second, 1_000_000)
+        units, rest = divmod((span // dt.timedelta(microseconds=1) * 1000 + nanos) * per_second, 1_000_000_000)
         return None if rest else units
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError):  # TypeError: a time of day with a zone
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -11,12 +11,15 @@ from pydantic import Field
 from avow import schema as ddl
 from avow.formats.avro.resolution import NoColumn, column_of, columns_of
 from avow.formats.avro.schema import Record, Type, parse
-from avow.formats.base import Decoder, FormatPlugin, Samples
+from avow.formats.base import Decoder, Encode, FormatPlugin, Samples, Shown
 from avow.formats.registry.config import Compiled, RegistryConfig, Text
 from avow.settings import PipelineConfig
 
 if TYPE_CHECKING:
     from avow.formats.registry.decoder import MakeReader, SchemaReader
+
+
+_KEPT = 512  # schemas of a process that people look at
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class AvroConfig(RegistryConfig):
 class AvroFormat(FormatPlugin):
     format = "avro"
     Config = AvroConfig
+    schema_kind = "AVRO"
 
     def decoder(self, pipeline: PipelineConfig, *, refuse_nul: bool) -> Decoder:
         from avow.formats.registry.decoder import RegistryDecoder
@@ -79,6 +83,19 @@ class AvroFormat(FormatPlugin):
             decode.explain_reader(),
         )
 
+    def show(self, schema: Text, value: bytes, at: int) -> Shown:
+        from avow.formats.avro.show import show
+
+        type = _parsed(schema.text, tuple(schema.references.values()))
+        return Shown(getattr(type, "fullname", ""), show(type, value, at))
+
+    def encoder(self, schema: Text, message: str | None = None) -> Encode:
+        from avow.formats.avro.encode import encode
+
+        if message is not None:
+            raise ValueError("an Avro schema is one type: --message is for formats whose schemas have several")
+        return partial(encode, _parsed(schema.text, tuple(schema.references.values())))
+
     def samples(self) -> Samples:
         from avow.formats.avro.samples import SAMPLES
 
@@ -93,6 +110,11 @@ class AvroFormat(FormatPlugin):
         from avow.formats.avro.samples import key_columns
 
         return key_columns(pipeline)
+
+
+@lru_cache(_KEPT)
+def _parsed(text: str, references: tuple[str, ...]) -> Type:
+    return parse(text, references)
 
 
 def _maker(reader: Compiled, *, refuse_nul: bool) -> MakeReader:

@@ -44,7 +44,7 @@ WRONG_BRANCH = "wrong-branch"  # of a union, and the reader's schema has none fo
 SKIPPED_DEPTH_MAX = 64  # of what is skipped: a recursive type has no other end
 EMPTY_ITEMS_MAX = 100_000  # items that take no bytes: any number of them fits into a few
 _UUID = re.compile("[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
-_EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH, EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY, _LAST_DAY = (day.toordinal() - date(1970, 1, 1).toordinal() for day in (date.min, date.max))
 _MICROS_IN_DAY = 86_400_000_000
 _FIRST_MICRO, _LAST_MICRO = _FIRST_DAY * _MICROS_IN_DAY, (_LAST_DAY + 1) * _MICROS_IN_DAY - 1
@@ -94,7 +94,7 @@ def read_long(data: bytes, at: int) -> tuple[int, int]:
     return (number >> 1) ^ -(number & 1), at
 
 
-def _read_int(data: bytes, at: int) -> tuple[int, int]:
+def read_int(data: bytes, at: int) -> tuple[int, int]:
     number, end = read_long(data, at)
     if end - at > 5 or not -(1 << 31) <= number < 1 << 31:
         raise DecodeError(NOT_AVRO, "a number of more than 32 bits where an int is due")
@@ -110,21 +110,21 @@ def _read_boolean(data: bytes, at: int) -> tuple[bool, int]:
 
 
 def _read_float(data: bytes, at: int) -> tuple[float, int]:
-    return struct.unpack("<f", _bytes(data, at, 4))[0], at + 4
+    return struct.unpack("<f", fixed_bytes(data, at, 4))[0], at + 4
 
 
 def _read_double(data: bytes, at: int) -> tuple[float, int]:
-    return struct.unpack("<d", _bytes(data, at, 8))[0], at + 8
+    return struct.unpack("<d", fixed_bytes(data, at, 8))[0], at + 8
 
 
 def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = read_long(data, at)
     if size < 0:
         raise DecodeError(NOT_AVRO, "a negative length")
-    return _bytes(data, at, size), at + size
+    return fixed_bytes(data, at, size), at + size
 
 
-def _bytes(data: bytes, at: int, size: int) -> bytes:
+def fixed_bytes(data: bytes, at: int, size: int) -> bytes:
     if size > len(data) - at:
         raise _truncated(f"{size:,} bytes")
     return data[at : at + size]
@@ -134,10 +134,10 @@ def _truncated(what: str) -> DecodeError:
     return DecodeError(NOT_AVRO, f"it ends where {what} is due")
 
 
-_WIRES: dict[str, Read] = {
+WIRES: dict[str, Read] = {
     "null": lambda _, at: (None, at),
     "boolean": _read_boolean,
-    "int": _read_int,
+    "int": read_int,
     "long": read_long,
     "float": _read_float,
     "double": _read_double,
@@ -148,8 +148,8 @@ _WIRES: dict[str, Read] = {
 
 def _wire(name: str, size: int) -> Read:
     if name == "fixed":
-        return lambda data, at: (_bytes(data, at, size), at + size)
-    return _WIRES[name]
+        return lambda data, at: (fixed_bytes(data, at, size), at + size)
+    return WIRES[name]
 
 
 class _Compiler:
@@ -179,7 +179,7 @@ class _Compiler:
                 assert isinstance(type, ddl.Struct)
                 return _member(number, count, self.reader(inner, type.fields[number].type))
             case Null():
-                return _WIRES["null"]
+                return WIRES["null"]
             case Mismatch(why):
                 return _mismatch(why)
             case Skip(skipped):
@@ -221,7 +221,7 @@ class _Compiler:
                 return at
 
             try:
-                return items, _blocks(data, at, read_one)
+                return items, read_blocks(data, at, read_one)
             except DecodeError as error:
                 raise error.inside(f"[{len(items)}]") from None
 
@@ -243,7 +243,7 @@ class _Compiler:
                     raise error.inside(f"[{shown(key)}]") from None
                 return at
 
-            at = _blocks(data, at, read_one)
+            at = read_blocks(data, at, read_one)
             return list(entries.items()), at
 
         return read
@@ -264,7 +264,7 @@ class _Compiler:
             case "time-millis" | "time-micros":
                 return _time(value.form)
             case "millis" | "micros" | "nanos":
-                return _moment(value.form, _EPOCH_UTC if type is Scalar.TIMESTAMP else _EPOCH)
+                return _moment(value.form, EPOCH_UTC if type is Scalar.TIMESTAMP else EPOCH)
         return None
 
     def _text(self, value: bytes) -> str:
@@ -295,7 +295,7 @@ def _symbol(step: Symbols) -> Read:
     symbols, names = step.symbols, step.names
 
     def read(data: bytes, at: int) -> tuple[str, int]:
-        number, at = _read_int(data, at)
+        number, at = read_int(data, at)
         if not 0 <= number < len(symbols):
             raise DecodeError(NOT_AVRO, f"symbol {number} of an enum of {len(symbols)}")
         symbol = symbols[number]
@@ -331,7 +331,7 @@ def _mismatch(why: str) -> Read:
     return read
 
 
-def _blocks(data: bytes, at: int, read_one: Callable[[int], int]) -> int:
+def read_blocks(data: bytes, at: int, read_one: Callable[[int], int]) -> int:
     """The blocks of an array or a map. Returns the place behind them."""
     empty = 0
     while True:
@@ -361,12 +361,12 @@ def _skip(type: Type, data: bytes, at: int, depth: int) -> int:
         raise DecodeError(Reason.TOO_DEEP, f"nested more than {SKIPPED_DEPTH_MAX} deep")
     match type:
         case Primitive(name):
-            return _WIRES[name](data, at)[1]
+            return WIRES[name](data, at)[1]
         case Fixed():
-            _bytes(data, at, type.size)
+            fixed_bytes(data, at, type.size)
             return at + type.size
         case Enum(_, symbols):
-            number, at = _read_int(data, at)
+            number, at = read_int(data, at)
             if not 0 <= number < len(symbols):
                 raise DecodeError(NOT_AVRO, f"symbol {number} of an enum of {len(symbols)}")
             return at
@@ -375,9 +375,9 @@ def _skip(type: Type, data: bytes, at: int, depth: int) -> int:
                 at = _skip(field.type, data, at, depth + 1)
             return at
         case Array(items):
-            return _blocks(data, at, lambda at: _skip(items, data, at, depth + 1))
+            return read_blocks(data, at, lambda at: _skip(items, data, at, depth + 1))
         case Map(values):
-            return _blocks(data, at, lambda at: _skip(values, data, _read_bytes(data, at)[1], depth + 1))
+            return read_blocks(data, at, lambda at: _skip(values, data, _read_bytes(data, at)[1], depth + 1))
         case Union(branches):
             number, at = read_long(data, at)
             if not 0 <= number < len(branches):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from base64 import b64encode
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -51,7 +52,7 @@ _FULL = {
     "tags": ["x", ""],
     "notes": {"a": None, "b": "c"},
     "place": {"x": -1},
-    "hash": "\x00\xff",
+    "hash": "AP8=",
     "rate": 12.5,
 }
 _EMPTY = {
@@ -164,7 +165,7 @@ def _sample(type: Type, number: int, never_null: bool = False) -> Any:
         case Primitive(logical="decimal") | Fixed(logical="decimal"):
             return number % 10 ** min(type.precision - type.scale, 9)
         case Fixed(size=size):
-            return struct.pack(">Q", number).rjust(size, b"\0")[-size:].decode("latin-1") if size else ""
+            return b64encode(struct.pack(">Q", number).rjust(size, b"\0")[-size:] if size else b"").decode()
     return _primitive(type, number)
 
 
@@ -179,7 +180,7 @@ def _primitive(type: Primitive, number: int) -> Any:
         case "uuid":
             return f"00000000-0000-0000-0000-{number:012d}"
         case "bytes":
-            return f"bytes {number}"
+            return b64encode(b"bytes %d" % number).decode()
         case "date":
             return (date(2026, 1, 1) + timedelta(days=number % 28)).isoformat()
         case "time-millis" | "time-micros":
