@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 from rich.console import Console
@@ -19,12 +19,20 @@ from rich.table import Table
 
 from avow.cli import GUARANTEES, json_option, plain, print_json
 from avow.cli.kafka import ClusterSelection, cluster_options
+from avow.cli.registry import RegistrySelection, registry_options
 from avow.clients.delivery import Delivery
 from avow.clients.durability import Choice, Durability, choose, explain
 from avow.errors import AvowError, ConfigError, SourceError
 from avow.guarantee import Guarantee
 from avow.settings import Source, unwrap_secrets
 
+if TYPE_CHECKING:
+    from avow.formats.base import FormatPlugin
+    from avow.formats.registry.config import Text
+    from avow.schema_registry import SchemaRegistry
+
+EncodeLine = Callable[[object], bytes]  # of a parsed line
+FROM_REGISTRY = "registry"
 FAILURES_SHOWN = 10
 TELL_EVERY_S = 2.0
 
@@ -82,7 +90,28 @@ TELL_EVERY_S = 2.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the measurement as a chart to this .svg file.",
 )
+@click.option(
+    "--format",
+    "format_",
+    metavar="NAME",
+    help="Encode the lines in a format whose schemas a registry keeps, such as avro.  [default: lines are sent as they "
+    "are]",
+)
+@click.option(
+    "--schema",
+    metavar="FILE|registry",
+    help="With --format: the schema, registered under the subject; 'registry': the subject's newest version.",
+)
+@click.option("--subject", help="With --format: the subject of the schema.  [default: TOPIC-value]")
+@click.option("--message", metavar="NAME", help="With --format: the type, where the schema has several messages.")
+@click.option(
+    "--key-schema",
+    metavar="FILE|registry",
+    help="With --format and --key: encode the key by this schema, of the subject TOPIC-key.  [default: keys are text]",
+)
+@click.option("--register", is_flag=True, help="Register a schema FILE under its subject, if it is not yet.")
 @cluster_options
+@registry_options
 @json_option
 def produce(
     topic: str | None,
@@ -96,9 +125,13 @@ def produce(
     records: int,
     record_bytes: int,
     out: Path | None,
+    registry: RegistrySelection,
     **options: Any,
 ) -> None:
     """Send JSON lines from FILE, or from standard input, to TOPIC.
+
+    With --format, lines become values of a schema that a schema registry keeps, behind its id. A line that does not fit
+    the schema is an error that names the line and the field.
 
     Every line ends as acknowledged, failed or unknown, and the totals add up. Ctrl-C stops reading, waits for
     outstanding acknowledgements, and reports.
@@ -108,10 +141,11 @@ def produce(
     """
     source = None if file is None or str(file) == "-" else file
     by_import = guarantee == Guarantee.EXACTLY_ONCE and source is not None
+    wanted = _encoding(registry, options)
     choice = choose(guarantee, durability or (Durability.TRANSACTIONAL if by_import else None))
     if explaining:
         cluster = selection.source() if topic else None
-        _explain(choice, topic, cluster, as_json, resumable=by_import and choice.transactional)
+        _explain(choice, topic, cluster, as_json, resumable=by_import and choice.transactional, wanted=wanted)
         return
     cluster = selection.source()
     if measuring:
@@ -124,8 +158,8 @@ def produce(
             "durability transactional needs a FILE: standard input cannot be read again after a crash",
             advice="Give a FILE, or use --durability idempotent.",
         )
-    job = ProduceJob(cluster, topic, source, choice, as_json, **options)
-    job.check_topic()
+    job = ProduceJob(cluster, topic, source, choice, as_json, wanted, **options)
+    job.prepare()
     (job.import_file if choice.transactional else job.send_lines)()
 
 
@@ -138,6 +172,7 @@ class ProduceJob:
     path: Path | None
     choice: Choice
     as_json: bool
+    wanted: Encoding | None
     key_field: str | None
     idempotency_key: str | None
     skip_bad: bool
@@ -149,22 +184,28 @@ class ProduceJob:
 
     def __post_init__(self) -> None:
         from avow.clients.cluster import connect
-        from avow.clients.jsonl import MessageFormat
 
-        make = self.idempotency_key == "make"
-        self.form = MessageFormat(
-            str(self.path or "stdin"), self.key_field, None if make else self.idempotency_key, make_idempotency_key=make
-        )
         self.kafka = unwrap_secrets(self.cluster.kafka)
         self.connection = connect(self.cluster.brokers, self.kafka, self.topic)
         self.console = Console(stderr=True, highlight=False)
 
-    def check_topic(self) -> None:
-        """A missing topic might be created by a broker, under a mistyped name."""
+    def prepare(self) -> None:
+        """What must be there: the topic (a broker might create a missing one, under a mistyped name), the schemas."""
         from avow.clients.cluster import facts
+        from avow.clients.jsonl import MessageFormat
 
         if facts(self.connection, self.topic) is None:
             raise _no_topic(self.topic, self.cluster)
+        make = self.idempotency_key == "make"
+        encode, encode_key = self.wanted.encoders(self.topic) if self.wanted else (None, None)
+        self.form = MessageFormat(
+            str(self.path or "stdin"),
+            self.key_field,
+            None if make else self.idempotency_key,
+            make_idempotency_key=make,
+            encode=encode,
+            encode_key=encode_key,
+        )
 
     def send_lines(self) -> None:
         """Each line by itself."""
@@ -199,7 +240,7 @@ class ProduceJob:
                         continue
                     tag = f"{self.form.name}:{line.number}"
                     producer.send(
-                        self.topic, line.value, key=message.key, idempotency_key=message.idempotency_key, tag=tag
+                        self.topic, message.value, key=message.key, idempotency_key=message.idempotency_key, tag=tag
                     )
                     show.progress(line.until, producer.totals)
                     if self.failed and self.choice.retries:
@@ -279,6 +320,111 @@ class ProduceJob:
 
         short = in_sync_problem(self.connection, self.topic) if self.choice.level.acks == "all" else ""
         return short or "Failed lines are not in the topic; unknown lines may be."
+
+
+_ENCODING = ("format_", "schema", "subject", "message", "key_schema", "register")
+
+
+def _encoding(registry: RegistrySelection, options: dict[str, Any]) -> Encoding | None:
+    """What the options say of schemas, taken out of them."""
+    given = {name: options.pop(name) for name in _ENCODING}
+    if given["format_"] is None:
+        if name := next((name for name in _ENCODING if given[name]), None):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is given without --format", advice="Give --format, such as avro."
+            )
+        return None
+    if given["schema"] is None:
+        raise ConfigError(
+            "--schema is missing", advice="Give a schema FILE, or --schema registry for the subject's newest version."
+        )
+    if given["key_schema"] and not options["key_field"]:
+        raise ConfigError("--key-schema is given without --key", advice="Name the field of the key with --key FIELD.")
+    return Encoding(registry, given.pop("format_"), **given)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Lines become values of a format with schemas."""
+
+    registry: RegistrySelection
+    format: str
+    schema: str
+    subject: str | None
+    message: str | None
+    key_schema: str | None
+    register: bool
+
+    def explain(self, topic: str) -> str:
+        subject = self.subject or f"{topic}-value"
+        if self.schema == FROM_REGISTRY:
+            return f"Each line is encoded as {self.format}, by the newest version of the subject {subject}."
+        rest = "registered if it is not yet" if self.register else "which must be registered"
+        return f"Each line is encoded as {self.format}, by {self.schema} under the subject {subject}, {rest}."
+
+    def encoders(self, topic: str) -> tuple[EncodeLine, EncodeLine | None]:
+        """Of values, and of keys if they have a schema."""
+        client = self.registry.client()
+        if client is None:
+            raise ConfigError(
+                f"--format {self.format} needs a schema registry",
+                advice="Give --registry URL, or --pipeline FILE with [decode.registry]; `avow up --registry` starts a "
+                "local one.",
+            )
+        settings = self.registry.found()
+        assert settings is not None
+        if self.subject is None and settings.needs_record_name:
+            raise ConfigError(
+                f"--subject is missing: no topic says it under subject_strategy = {settings.subject_strategy}",
+                advice="Give --subject NAME.",
+            )
+        value = self._encoder(client, self.schema, self.subject or settings.subject_of(topic), self.message)
+        key = self._encoder(client, self.key_schema, f"{topic}-key", None) if self.key_schema else None
+        return value, key
+
+    def _encoder(self, client: SchemaRegistry, schema: str, subject: str, message: str | None) -> EncodeLine:
+        from avow.formats.registry.documents import encoder, plugin_that_encodes, text_of
+
+        plugin = plugin_that_encodes(self.format)
+        if schema == FROM_REGISTRY:
+            registered = client.latest(subject)
+            if registered.kind != plugin.schema_kind:
+                raise ConfigError(
+                    f"subject {subject} of {client} is {registered.kind}, and --format is {self.format}",
+                    advice="Give the format of the subject's schema, or another --subject.",
+                )
+            text = text_of(registered, client)
+        else:
+            text = self._in_file(schema)
+        try:
+            encode = plugin.encoder(text, message)
+        except ValueError as error:
+            raise ConfigError(f"{text.origin}: {error}", advice=f"Give a schema of {self.format}.") from None
+        if text.schema_id is None:
+            text = replace(text, schema_id=self._id_of(client, plugin, subject, text))
+        return encoder(text, encode)
+
+    def _in_file(self, schema: str) -> Text:
+        from avow.formats.registry.config import Text
+
+        try:
+            return Text(Path(schema).read_bytes().decode("utf-8-sig"), schema)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(
+                f"--schema {schema} cannot be read: {why}", advice="Give a schema FILE, or the word registry."
+            ) from None
+
+    def _id_of(self, client: SchemaRegistry, plugin: FormatPlugin, subject: str, text: Text) -> int:
+        if self.register:
+            return client.register(subject, plugin.schema_kind, text.text)
+        found = client.find(subject, plugin.schema_kind, text.text)
+        if found is None:
+            raise ConfigError(
+                f"{text.origin} is not registered under the subject {subject} of {client}",
+                advice="Register it with --register, or use --schema registry.",
+            )
+        return found.id
 
 
 class _Asked(Exception):
@@ -372,7 +518,15 @@ def _no_topic(topic: str, cluster: Source) -> ConfigError:
     )
 
 
-def _explain(choice: Choice, topic: str | None, cluster: Source | None, as_json: bool, *, resumable: bool) -> None:
+def _explain(
+    choice: Choice,
+    topic: str | None,
+    cluster: Source | None,
+    as_json: bool,
+    *,
+    resumable: bool,
+    wanted: Encoding | None,
+) -> None:
     from avow.clients.cluster import connect, facts
 
     topic_facts = None
@@ -386,6 +540,8 @@ def _explain(choice: Choice, topic: str | None, cluster: Source | None, as_json:
             "The file's position is committed in the transaction of its lines: after a crash, the import continues "
             "after the last committed line. A file that has changed is refused."
         )
+    if wanted is not None:
+        sentences.append(wanted.explain(topic or "TOPIC"))
     if as_json:
         print_json(
             {

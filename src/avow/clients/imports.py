@@ -207,7 +207,7 @@ class Import:
         for message in part.messages:
             producer.send(
                 self.topic,
-                message.line.value,
+                message.value,
                 key=message.key,
                 idempotency_key=message.idempotency_key,
                 tag=f"{self.form.name}:{message.line.number}",

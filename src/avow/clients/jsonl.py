@@ -1,18 +1,19 @@
 """JSON lines as records: each with its number, its end in the file, its key and its idempotency key.
 
-A line is a JSON object, read as strictly as a pipeline reads it; its bytes are sent as they are. Lines of nothing but
-white space are passed over. Owns: lines. Must not know: Kafka. Neighbours: ``imports`` and the command line.
+A line is a JSON object, read as strictly as a pipeline reads it; its bytes are sent as they are, or what an encoder
+makes of the object. Lines of nothing but white space are passed over. Owns: lines. Must not know: Kafka, schemas.
+Neighbours: ``imports`` and the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 from uuid import uuid4
 
 from avow.errors import ConfigError
-from avow.formats.base import DecodeError, Reason, shown
+from avow.formats.base import DETAIL_CHARS_MAX, DecodeError, Reason, printable, shown
 from avow.formats.json.document import Json, Number, parse
 
 LINE_BYTES_MAX = 100 << 20  # more than any broker takes
@@ -40,7 +41,8 @@ class Message:
     """A line as it is sent."""
 
     line: Line
-    key: str | None
+    value: bytes
+    key: bytes | str | None
     idempotency_key: str | None
 
 
@@ -62,6 +64,9 @@ class MessageFormat:
     key_field: str | None = None
     idempotency_field: str | None = None
     make_idempotency_key: bool = False
+    # Of a format with a schema, from a parsed line, or from what its key field has. ValueError: it does not fit.
+    encode: Callable[[Json], bytes] | None = None
+    encode_key: Callable[[Json], bytes] | None = None
 
     def message(self, line: Line) -> Message:
         """The message, or ``BadLine``."""
@@ -70,14 +75,29 @@ class MessageFormat:
             raise ConfigError(f"{self.name}:{line.number}: the line is longer than {LINE_BYTES_MAX:,} bytes")
         try:
             document = parse(line.value)
-            key = _text(document, self.key_field) if self.key_field else None
+            key = self._key(document)
             idempotency_key = _text(document, self.idempotency_field) if self.idempotency_field else None
+            value = self.encode(document) if self.encode else line.value
         except DecodeError as error:
             path = f"{error.path}: " if error.path else ""
             raise BadLine(self.name, line, f"{path}{error.detail}") from None
+        except ValueError as error:
+            raise BadLine(self.name, line, printable(str(error), DETAIL_CHARS_MAX)) from None
         if self.make_idempotency_key:
             idempotency_key = str(uuid4())
-        return Message(line, key, idempotency_key)
+        return Message(line, value, key, idempotency_key)
+
+    def _key(self, document: dict[str, Json]) -> bytes | str | None:
+        if self.key_field is None:
+            return None
+        if self.encode_key is None:
+            return _text(document, self.key_field)
+        if self.key_field not in document:
+            raise DecodeError(Reason.MISSING_FIELD, f"there is no key field {shown(self.key_field)}")
+        try:
+            return self.encode_key(document[self.key_field])
+        except ValueError as error:
+            raise ValueError(f"key {self.key_field}: {error}") from None
 
 
 def read(stream: BinaryIO, after: Line | None = None) -> Iterator[Line]:

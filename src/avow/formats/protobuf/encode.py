@@ -32,7 +32,7 @@ def encode(schema: ProtobufSchema, value: object) -> bytes:
     if not isinstance(value, dict):
         raise DoesNotFit(f"expected an object with the fields of {schema.message}")
     _refuse_bad_base64(schema.record, value)
-    message = _class(schema.text, schema.imports, schema.message)()
+    message = message_class(schema.text, schema.imports, schema.message)()
     try:
         json_format.ParseDict(value, message)
     except (json_format.ParseError, ValueError, TypeError) as error:
@@ -69,7 +69,8 @@ def place_of(schema: ProtobufSchema) -> bytes:
 
 
 @lru_cache(_KEPT)
-def _class(text: str, imports: Imports, message: str) -> Any:
+def message_class(text: str, imports: Imports, message: str) -> Any:
+    """Google's class of a message."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     pool = descriptor_pool.DescriptorPool()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from avow import schema as ddl
-from avow.formats.base import Decoder, FormatPlugin, Samples
+from avow.formats.base import Decoder, Encode, FormatPlugin, Samples, Shown
 from avow.formats.protobuf.compile import Imports, compile_text, imports_of
 from avow.formats.protobuf.descriptors import BadSchema, Schema
 from avow.formats.protobuf.layout import Record, columns, layout
@@ -93,6 +93,7 @@ def _only_message(schema: Schema) -> str:
 class ProtobufFormat(FormatPlugin):
     format = "protobuf"
     Config = ProtobufConfig
+    schema_kind = "PROTOBUF"
 
     def decoder(self, pipeline: PipelineConfig, *, refuse_nul: bool) -> Decoder:
         from avow.formats.protobuf.reader import Rules
@@ -121,6 +122,21 @@ class ProtobufFormat(FormatPlugin):
             _UNKNOWN_FIELDS[decode.unknown_fields],
             _UNKNOWN_ENUM[decode.unknown_enum],
         )
+
+    def show(self, schema: Text, value: bytes, at: int) -> Shown:
+        from avow.formats.protobuf.show import show
+
+        return show(schema.text, tuple(sorted(schema.references.items())), value, at)
+
+    def encoder(self, schema: Text, message: str | None = None) -> Encode:
+        from avow.formats.protobuf.encode import encode, place_of
+
+        imports = tuple(sorted(schema.references.items()))
+        compiled = compile_text(schema.text, imports)
+        name = message or _only_message(compiled)
+        mine = ProtobufSchema(schema.text, imports, name, compiled, layout(compiled, name))
+        place = place_of(mine)
+        return lambda document: place + encode(mine, document)
 
     def samples(self) -> Samples:
         from avow.formats.protobuf.samples import SAMPLES

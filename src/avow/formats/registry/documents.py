@@ -10,15 +10,16 @@ Neighbours: ``frame``, ``schema_registry``, and the plugins' ``show`` and ``enco
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from avow.errors import UnknownSchema
-from avow.formats.base import DecodeError, FormatPlugin, printable
+from avow.errors import ConfigError, UnknownSchema
+from avow.formats.base import DecodeError, Encode, FormatPlugin, printable
 from avow.formats.json.document import Json, Number
 from avow.formats.registry.config import Text
-from avow.formats.registry.frame import FRAME_BYTES, UNKNOWN_ID
+from avow.formats.registry.frame import FRAME_BYTES, UNKNOWN_ID, framed
 from avow.plugins import FORMATS
 from avow.schema_registry import Registered, RegistrySettings, SchemaRegistry
 from avow.settings import PipelineConfig
@@ -96,6 +97,16 @@ def plugin_of_kind(kind: str) -> FormatPlugin | None:
     return next((plugin for plugin in FORMATS.values() if plugin.schema_kind == kind), None)
 
 
+def plugin_that_encodes(name: str) -> FormatPlugin:
+    """A format whose schemas registries keep."""
+    plugin: FormatPlugin | None = FORMATS.get(name)
+    if plugin is None or not plugin.schema_kind:
+        known = ", ".join(sorted(name for name, plugin in FORMATS.items() if plugin.schema_kind))
+        wrong = "is not known" if plugin is None else "has no schemas in a registry"
+        raise ConfigError(f"format {name} {wrong}", advice=f"Formats with schemas: {known}.")
+    return plugin
+
+
 def text_of(registered: Registered, registry: SchemaRegistry) -> Text:
     where = f"subject {registered.subject}, version {registered.version}" if registered.subject else "schema"
     references = registry.references(registered) if registered.references else {}
@@ -106,6 +117,13 @@ def registry_of(pipeline: PipelineConfig) -> RegistrySettings | None:
     """Where the schemas of a pipeline's records are, if it says so."""
     settings = getattr(pipeline.decode, "registry", None)  # whatever the format
     return settings if isinstance(settings, RegistrySettings) else None
+
+
+def encoder(schema: Text, encode: Encode) -> Callable[[Json], bytes]:
+    """Makes framed values of strictly parsed JSON. What does not fit raises ``ValueError``."""
+    assert schema.schema_id is not None
+    schema_id = schema.schema_id
+    return lambda document: framed(schema_id, encode(plain(document)))
 
 
 class _Digits(float):
