@@ -24,7 +24,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,6 +60,7 @@ _MEDIA = "application/vnd.schemaregistry.v1+json"
 # In the answers of a registry: what it does not know. Any other 404 is somebody else's.
 _UNKNOWN = range(40401, 40500)  # subject, version, schema, and the same deleted
 _NO_VERSION = 40402
+_AT_ONCE = 8  # requests about many subjects
 _MAY_PASS = (408, 425, 429)  # and 5xx
 _TLS_REFUSED = re.compile(
     r"certificate|unknown.ca|wrong.version|unsupported.protocol|no.shared.cipher|handshake.failure", re.I
@@ -196,6 +197,14 @@ class Registered:
     references: tuple[Reference, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSchemas:
+    """The newest schemas of a topic's values and keys."""
+
+    value: Registered | None
+    key: Registered | None
+
+
 # Of this process, by URL and id. Without a lock, which a fork could copy while it is held: each access is one operation
 # of a dict, and two threads that ask for the same id both get the same answer.
 _known: dict[tuple[str, int], Registered] = {}
@@ -300,6 +309,26 @@ class SchemaRegistry:
             return self._list(self._ask("GET", f"/subjects/{_quoted(subject)}/versions"), int)
         except _Missing:
             raise self._unknown_subject(subject) from None
+
+    def newest_of(self, topics: Iterable[str]) -> dict[str, TopicSchemas]:
+        """What the subjects of topics' values and keys have, where there are such subjects. Many are asked at once."""
+        if self._settings.needs_record_name:
+            raise ConfigError(
+                f"no topic says its subjects under {self._key}.subject_strategy = {self._settings.subject_strategy}",
+                advice="Leave out subject_strategy, for subjects named TOPIC-value and TOPIC-key.",
+            )
+        there = set(self.subjects())
+        wanted = {(t, key): f"{t}-{'key' if key else 'value'}" for t in topics for key in (False, True)}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            asked = {at: pool.submit(self._newest, name) for at, name in wanted.items() if name in there}
+        found = {at: future.result() for at, future in asked.items()}
+        return {t: TopicSchemas(found.get((t, False)), found.get((t, True))) for t, _ in wanted}
+
+    def _newest(self, subject: str) -> Registered | None:
+        try:
+            return self.latest(subject)
+        except UnknownSubject:  # deleted in between
+            return None
 
     # Writing, and asking about a schema that one has.
 

@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 
 from avow import native
 from avow.errors import ConfigError
-from avow.formats.avro.encode import DoesNotFit, encode
+from avow.formats.avro.encode import DoesNotFit, encode, zigzag
 from avow.formats.avro.native_columns import NativeColumns
 from avow.formats.avro.plugin import AvroConfig
 from avow.formats.avro.reader import NOT_AVRO, SKIPPED_DEPTH_MAX, UNKNOWN_SYMBOL, WRONG_BRANCH, AvroReader
 from avow.formats.avro.resolution import Incompatible, NoColumn, columns_of, resolve
 from avow.formats.avro.schema import BadSchema, parse
+from avow.formats.avro.show import show
 from avow.formats.base import DecodeError, Reason
 from avow.formats.rows import row_schema
 from avow.settings import declared
@@ -582,6 +583,73 @@ def test_what_we_write_the_other_library_reads(example: tuple[Any, list[Any]]) -
         document = _as_json(found(read(schema, data), schema), schema)
         again = encode(parse(json.dumps(schema)), json.loads(json.dumps(document)))
         assert _comparable(read(schema, again)) == _comparable(read(schema, data))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(examples())
+def test_what_is_shown_can_be_written_again(example: tuple[Any, list[Any]]) -> None:
+    schema, values = example
+    type = parse(json.dumps(schema))
+    for value in values:
+        data = written(schema, value)
+        document = json.loads(json.dumps(show(type, data, 0), allow_nan=False))
+        assert _comparable(read(schema, encode(type, document))) == _comparable(read(schema, data))
+
+
+@pytest.mark.parametrize(
+    ("schema", "data", "document"),
+    [
+        ({"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}, bytes([1, 0, 0, 0] * 3), None),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 3}, b"\x04\xfb\x2e", "-1.234"),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, zigzag(1_001), "1970-01-01T00:00:00.000001001Z"),
+        ({"type": "long", "logicalType": "local-timestamp-micros"}, zigzag(-1), "1969-12-31T23:59:59.999999"),
+        ({"type": "long", "logicalType": "time-micros"}, zigzag(86_399_999_999), "23:59:59.999999"),
+        ("float", struct.pack("<f", 0.1), 0.1),
+        ("double", struct.pack("<d", math.nan), "NaN"),
+        ("double", struct.pack("<d", -math.inf), "-Infinity"),
+        (["null", "string", "long"], b"\x04\x0a", 5),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_has_no_column_is_shown_too_and_written_again(schema: Any, data: bytes, document: Any) -> None:
+    type = parse(json.dumps(schema))
+    found = show(type, data, 0)
+    assert found == (document if document is not None else {"months": 1, "days": 1, "milliseconds": 1})
+    assert encode(type, found) == data
+
+
+def test_what_the_calendar_has_no_place_for_is_shown_as_a_number() -> None:
+    for logical, number in (("date", 2**31 - 1), ("date", -(2**31)), ("time-millis", 86_400_000)):
+        assert show(parse(json.dumps({"type": "int", "logicalType": logical})), zigzag(number), 0) == number
+    for unit in ("millis", "micros"):
+        at = parse(json.dumps({"type": "long", "logicalType": f"timestamp-{unit}"}))
+        assert show(at, zigzag(2**63 - 1), 0) == 2**63 - 1
+
+
+def test_a_type_inside_itself_is_shown_to_a_depth() -> None:
+    inner = parse(json.dumps(record(("next", ["null", "R"]))))
+    assert show(inner, b"\x02\x02\0", 0) == {"next": {"next": {"next": None}}}
+    with pytest.raises(DecodeError, match="nested more than"):
+        show(inner, b"\x02" * 5_000 + b"\0", 0)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x02\x02", b"\x07", b"\x02\0\0", b"\xff" * 12])
+def test_what_no_writer_has_written_is_not_shown(data: bytes) -> None:
+    with pytest.raises(DecodeError) as refused:
+        show(parse(json.dumps(record(("next", ["null", "R"])))), data, 0)
+    assert refused.value.reason == NOT_AVRO
+
+
+@pytest.mark.parametrize(
+    ("text", "units"), [("00:00:00.000000001", 1), ("00:00:00.0000000010", 1), ("00:00:00.0000000011", None)]
+)
+def test_no_digit_of_a_fraction_is_dropped(text: str, units: int | None) -> None:
+    type = parse(json.dumps({"type": "long", "logicalType": "local-timestamp-nanos"}))
+    if units is None:
+        with pytest.raises(DoesNotFit):
+            encode(type, f"1970-01-01T{text}")
+    else:
+        assert encode(type, f"1970-01-01T{text}") == zigzag(units)
 
 
 def _as_json(value: Any, schema: Any) -> Any:

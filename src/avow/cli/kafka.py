@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -15,9 +15,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli import PIPELINE_FILE, from_environment, json_option, print_json
+from avow.cli import PIPELINE_FILE, from_environment, json_option, plain, print_json
 from avow.cli.local import folder_option
-from avow.errors import ConfigError, SourceError
+from avow.cli.registry import RegistrySelection, registry_options
+from avow.errors import AvowError, ConfigError, SourceError
 from avow.plan import load_checked
 from avow.settings import Source, cluster
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # it brings Kafka's client, which a bad option need not wait 
     from avow.kafka.log import TopicPartition
     from avow.kafka.metadata import Partition
     from avow.kafka.topics import TopicView
+    from avow.schema_registry import Registered, TopicSchemas
 
 settings_option = click.option(
     "--kafka", "settings", multiple=True, metavar="NAME=VALUE", help="A client setting; may be repeated."
@@ -110,12 +112,16 @@ def _size(count: int | None) -> str:
 @click.argument("names", nargs=-1)
 @click.option("--internal", is_flag=True, help="Also list Kafka's internal topics.")
 @cluster_options
+@registry_options
 @json_option
-def topics(names: tuple[str, ...], internal: bool, selection: ClusterSelection, as_json: bool) -> None:
+def topics(
+    names: tuple[str, ...], internal: bool, selection: ClusterSelection, registry: RegistrySelection, as_json: bool
+) -> None:
     """List all topics, or describe the NAMES.
 
     Leaders, in-sync replicas, configuration, offsets and size; for open transactions, their producers. Partitions
-    without a leader or with too few replicas are red.
+    without a leader or with too few replicas are red. With a schema registry, also the newest version of the subjects
+    TOPIC-value and TOPIC-key.
     """
     from avow.kafka import topics as kafka_topics
     from avow.kafka.brokers import try_query as ask_brokers
@@ -131,13 +137,13 @@ def topics(names: tuple[str, ...], internal: bool, selection: ClusterSelection, 
                 least = kafka_topics.min_in_sync(log, partitions)
         else:
             described = kafka_topics.describe(log, names, ask_brokers(source, lambda brokers_: brokers_.disks(names)))
+    schemas = _newest_schemas(registry, names or partitions)
     if not names:
-        _list_topics(
-            [_listed(name, parts, least.get(name), disks) for name, parts in partitions.items()], as_json=as_json
-        )
+        listed = [_listed(name, parts, least.get(name), disks) for name, parts in partitions.items()]
+        _list_topics([topic | _schemas(schemas, topic["name"]) for topic in listed], as_json=as_json)
         return
     if as_json:
-        print_json([_described(topic) for topic in described])
+        print_json([_described(topic) | _schemas(schemas, topic.name) for topic in described])
         return
     waits = [
         TopicPartition(topic.name, part.partition)
@@ -148,9 +154,35 @@ def topics(names: tuple[str, ...], internal: bool, selection: ClusterSelection, 
     holders = ask_brokers(source, lambda brokers_: brokers_.holders(waits)) if waits else None
     console = Console(highlight=False)
     for topic in described:
-        _print_topic(console, topic)
+        _print_topic(console, topic, _schemas(schemas, topic.name))
         if any(part.open_offsets for part in topic.partitions):
             _print_holders(console, {tp: holding for tp, holding in (holders or {}).items() if tp.topic == topic.name})
+
+
+def _newest_schemas(registry: RegistrySelection, topics: Iterable[str]) -> dict[str, TopicSchemas] | None:
+    """What a registry has for topics. One that nobody has named must not withhold the topics themselves."""
+    try:
+        client = registry.client()
+        return client.newest_of(topics) if client else None
+    except AvowError as error:
+        if registry.is_given:
+            raise
+        Console(stderr=True, highlight=False, soft_wrap=True).print(plain(f"without schemas: {error}"))
+        return None
+
+
+def _schemas(schemas: Mapping[str, TopicSchemas] | None, topic: str) -> dict[str, Any]:
+    """The subjects of a topic, as far as a registry was asked."""
+    if schemas is None:
+        return {}
+    of_topic = schemas[topic]
+    return {"value_schema": _registered(of_topic.value), "key_schema": _registered(of_topic.key)}
+
+
+def _registered(schema: Registered | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    return {"subject": schema.subject, "version": schema.version, "id": schema.id, "type": schema.kind}
 
 
 def _described(topic: TopicView) -> dict[str, Any]:
@@ -180,20 +212,22 @@ def _list_topics(topics: list[dict[str, Any]], *, as_json: bool) -> None:
         return
     counted = ("under_replicated", "under_min_in_sync", "without_leader")
     heads = ("topic", "partitions", "replicas", "under-replicated", "under min in sync", "without leader", "on disk")
-    table = Table(*heads, box=None, pad_edge=False)
-    table.columns[-1].justify = "right"
+    with_schemas = any("value_schema" in topic for topic in topics)
+    table = Table(*heads, *(("value", "key") if with_schemas else ()), box=None, pad_edge=False)
+    table.columns[len(heads) - 1].justify = "right"
     for topic in topics:
         bad = [
             Text("-" if topic[name] is None else str(topic[name]), style="red" if topic[name] else "")
             for name in counted
         ]
-        table.add_row(
-            Text(topic["name"]), str(topic["partitions"]), str(topic["replicas"]), *bad, _size(topic["replica_bytes"])
-        )
+        found = [topic[name] for name in ("value_schema", "key_schema") if with_schemas]
+        schemas = [Text(f"v{one['version']} {one['type']}" if one else "-") for one in found]
+        counts = str(topic["partitions"]), str(topic["replicas"])
+        table.add_row(Text(topic["name"]), *counts, *bad, _size(topic["replica_bytes"]), *schemas)
     Console(highlight=False).print(table)
 
 
-def _print_topic(console: Console, topic: TopicView) -> None:
+def _print_topic(console: Console, topic: TopicView, schemas: Mapping[str, Any]) -> None:
     replicas = "" if topic.replica_bytes is None else f" ({_size(topic.replica_bytes)} with its replicas)"
     console.print(
         Text(topic.name, style="bold"),
@@ -201,6 +235,9 @@ def _print_topic(console: Console, topic: TopicView) -> None:
     )
     for name, value in (topic.config or {}).items():
         console.print(Text(f"  {name} = {value}"))
+    for name, schema in schemas.items():
+        text = f"subject {schema['subject']}, version {schema['version']}, {schema['type']}" if schema else "no subject"
+        console.print(Text(f"  {name.removesuffix('_schema')}: {text}"))
     if topic.under_min_in_sync:
         lacking = f"  {topic.under_min_in_sync} partitions have fewer replicas in sync than min.insync.replicas = "
         console.print(Text(f"{lacking}{topic.min_in_sync}: producers with acks=all are refused", style="red"))
