@@ -14,23 +14,24 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize(
-    ("sink", "engine", "guarantee", "verdict"),
+    ("sink", "engine", "guarantee", "format_", "verdict"),
     [
-        ("postgres", "consumer", "exactly-once", r"^held: (?!.*permits)"),
-        pytest.param("kafka", "consumer", "exactly-once", r"^held: (?!.*permits)", marks=pytest.mark.long),
-        pytest.param("kafka", "spark", "exactly-once", r"^held: (?!.*permits)", marks=pytest.mark.long),
+        ("postgres", "consumer", "exactly-once", "json", r"^held: (?!.*permits)"),
+        pytest.param("postgres", "consumer", "exactly-once", "avro", r"^held: (?!.*permits)", marks=pytest.mark.long),
+        pytest.param("kafka", "consumer", "exactly-once", "json", r"^held: (?!.*permits)", marks=pytest.mark.long),
+        pytest.param("kafka", "spark", "exactly-once", "json", r"^held: (?!.*permits)", marks=pytest.mark.long),
         pytest.param(
-            *("iceberg", "spark", "at-least-once", r"^held: [\d,]+ duplicated, which at-least-once permits"),
+            *("iceberg", "spark", "at-least-once", "json", r"^held: [\d,]+ duplicated, which at-least-once permits"),
             marks=pytest.mark.long,
         ),
     ],
-    ids=["postgres", "kafka-consumer", "kafka", "iceberg"],
+    ids=["postgres", "avro", "kafka-consumer", "kafka", "iceberg"],
 )
 def test_killed_again_and_again_and_audited(
-    tmp_path: Path, sink: str, engine: str, guarantee: str, verdict: str
+    tmp_path: Path, sink: str, engine: str, guarantee: str, format_: str, verdict: str
 ) -> None:
     command = [sys.executable, "-m", "avow", "demo", "--sink", sink, "--guarantee", guarantee, "--records", "20000"]
-    command += ["--engine", engine]
+    command += ["--engine", engine, "--format", format_]
     env = {**os.environ, "COLUMNS": "160"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, env=env) as playing:

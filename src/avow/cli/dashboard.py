@@ -17,6 +17,7 @@ from rich.console import Console
 from avow.cli import plain
 from avow.cli.kafka import given_settings, with_settings
 from avow.cli.local import folder_option
+from avow.cli.registry import RegistrySelection, registry_options
 from avow.errors import ConfigError, LocalError
 from avow.local.cluster import Cluster
 from avow.settings import Source, cluster
@@ -40,6 +41,7 @@ PORT = 8642
     help="A client setting; may be repeated. Give a secret as '${env:NAME}'.",
 )
 @folder_option
+@registry_options
 @click.option("--host", default="127.0.0.1", help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, help="The port to listen on; 0: any free port.")
 @click.option(
@@ -68,6 +70,7 @@ def dashboard(
     brokers: str | None,
     settings: tuple[str, ...],
     folder: Path,
+    registry: RegistrySelection,
     host: str,
     port: int,
     token: str | None,
@@ -80,7 +83,8 @@ def dashboard(
     """Show a cluster and its pipelines in the browser.
 
     PIPELINES are files, or folders of them; without any, this folder. The cluster is --brokers with --kafka, else that
-    of the first pipeline with its client settings, else the local one of `avow up`.
+    of the first pipeline with its client settings, else the local one of `avow up`. Records that have a schema are
+    decoded by the registry of a pipeline that reads their topic, else by --registry.
     """
     from avow.dashboard.guard import TOKEN_CHARS_MIN
 
@@ -108,13 +112,16 @@ def dashboard(
     watch = Watch(pipelines or (Path(),), timeout_s=timeout_s)
     source = _cluster(brokers, given_settings(settings), watch, folder)
     rules = AccessRules(frozenset(name.lower() for name in allow_host), token, read_only)
-    state = AppState(rules, source, watch, Jobs(), evidence or (Path(".avow"),), timeout_s)
+    schemas = registry.found()
+    state = AppState(rules, source, watch, Jobs(), evidence or (Path(".avow"),), timeout_s, schemas)
     listening = _listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[bold]avow dashboard[/] at {address}")
     console.print(f"  cluster    {plain(str(source.shown('brokers'))) if source else 'none'}")
     console.print(f"  pipelines  {plain(', '.join(watched.name for watched in watch.pipelines())) or 'none'}")
+    if schemas is not None:
+        console.print(f"  registry   {plain(str(schemas.shown('url')))}")
     console.print(f"  changes    {'refused: --read-only' if read_only else 'allowed'}")
     if open_browser:
         webbrowser.open(address)

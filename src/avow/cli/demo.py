@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,7 @@ brokers = "{brokers}"
 topics  = ["payments"]
 
 [decode]
-format = "json"
-schema = "id long not null, account string not null, amount double, at timestamp, note string"
+{decode}
 
 [sink]
 {sink}
@@ -56,6 +56,24 @@ schema = "id long not null, account string not null, amount double, at timestamp
 [batch]
 max_records = {batch}
 """
+
+# What a payment is, as a record. Those with a schema below have it in the local registry, under TOPIC-value.
+DECODE = {
+    "json": 'format = "json"\n'
+    'schema = "id long not null, account string not null, amount double, at timestamp, note string"',
+    "avro": 'format = "avro"\nschema = "registry"\n\n[decode.registry]\nurl = "{registry}"',
+}
+SCHEMAS = {
+    "avro": """\
+{"type": "record", "name": "Payment", "namespace": "demo", "fields": [
+  {"name": "id", "type": "long"},
+  {"name": "account", "type": "string"},
+  {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+  {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+  {"name": "note", "type": ["null", "string"], "default": null}
+]}
+""",
+}
 
 # Where the rows go, and where to look at them afterwards.
 SINK = {
@@ -82,6 +100,13 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
     default=str(Guarantee.EXACTLY_ONCE),
     help="at-most-once and at-least-once show the anomalies they permit.",
 )
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(list(DECODE)),
+    default="json",
+    help="avro: with a schema registry beside the cluster.",
+)
 @click.option("--sink", type=click.Choice(list(SINK)), default="postgres", help="Destination of the payments.")
 @click.option(
     "--engine",
@@ -91,7 +116,7 @@ BETWEEN = {Guarantee.AT_MOST_ONCE: "after-claim", Guarantee.AT_LEAST_ONCE: "afte
 )
 @click.option("--records", type=click.IntRange(1_000), default=200_000, help="How many payments.")
 @click.option("--keep", is_flag=True, help="Leave the cluster running afterwards, to inspect it.")
-def demo(guarantee: str, sink: str, engine: str, records: int, keep: bool) -> None:
+def demo(guarantee: str, format_: str, sink: str, engine: str, records: int, keep: bool) -> None:
     """A pipeline is killed three times with kill -9, a broker once, and every offset is audited: about 90 seconds.
 
     Starts a cluster of its own in .avow/demo, produces payments (a few of them malformed) and runs them into a sink.
@@ -107,7 +132,7 @@ def demo(guarantee: str, sink: str, engine: str, records: int, keep: bool) -> No
     # SIGTERM must stop the cluster, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        code = _play(Stage(cluster, Guarantee(guarantee), sink, engine, records, show))
+        code = _play(Stage(cluster, Guarantee(guarantee), format_, sink, engine, records, show))
         show.next(cluster if keep else None, sink)
     finally:
         if not keep and cluster.exists:
@@ -135,6 +160,7 @@ class Show:
             self.rule("next")
             lines = {"avow demo --keep": "leaves the cluster running, with commands to inspect it"}
             lines |= {f"avow demo --sink {kind}": "the same into another sink" for kind in SINK if kind != sink}
+            lines["avow demo --format avro"] = "the same with a schema registry"
             lines |= {f"avow demo --guarantee {word}": "shows the anomalies it permits" for word in BETWEEN}
             lines["avow plan examples/payments.toml"] = "explains a pipeline of your own, hop by hop"
             for command, description in lines.items():
@@ -148,6 +174,7 @@ class Show:
             f"avow dead-letters list {FOLDER}/payments.toml",
             f"avow audit {FOLDER}/payments.toml",
             LOOK[sink],
+            f"avow consume {TOPIC} --max 5 --dir {FOLDER}",
             f"kcat -b {cluster.bootstrap} -C -t {TOPIC} -c 5",
             f"avow down --dir {FOLDER}",
         ):
@@ -158,6 +185,7 @@ class Show:
 class Stage:
     cluster: Cluster
     guarantee: Guarantee
+    format: str
     sink: str
     engine: str
     records: int
@@ -188,8 +216,10 @@ def _play(stage: Stage) -> int:
     show, cluster = stage.show, stage.cluster
     show.rule(stage.guarantee)
     show.line(stage.guarantee.meaning)
-    cluster.up(fresh=True)
-    show.line(f"up: three Kafka nodes (replication factor 3, min.insync.replicas 2) and PostgreSQL in {FOLDER}")
+    with_registry = stage.format in SCHEMAS
+    cluster.up(fresh=True, registry=with_registry or None)
+    others = "PostgreSQL and a schema registry" if with_registry else "PostgreSQL"
+    show.line(f"up: three Kafka nodes (replication factor 3, min.insync.replicas 2), {others} in {FOLDER}")
     bad = _produce(stage)
     show.line(f"produced {stage.records:,} payments into {TOPIC}, {PARTITIONS} partitions; {bad} of them are bad")
     batch = max(200, stage.records // 12)
@@ -198,6 +228,7 @@ def _play(stage: Stage) -> int:
             guarantee=stage.guarantee,
             engine=stage.engine,
             brokers=cluster.bootstrap,
+            decode=DECODE[stage.format].format(registry=cluster.registry_url),
             sink=SINK[stage.sink],
             batch=batch,
         )
@@ -230,8 +261,11 @@ def _produce(stage: Stage) -> int:
             failed.append(error)
 
     bad = 0
-    for number, value in enumerate(_payments(stage.records)):
-        bad += not value.endswith(b"}")
+    encode = _encoder(stage)
+    for number, payment in enumerate(_payments(stage.records)):
+        is_bad = number % BAD_EVERY == BAD_EVERY - 1
+        bad += is_bad
+        value = encode(payment)[:-7] if is_bad else encode(payment)
         while True:
             try:
                 producer.produce(TOPIC, value, key=b"acc-%04d" % (number % 1_000), on_delivery=delivered)
@@ -245,13 +279,29 @@ def _produce(stage: Stage) -> int:
     return bad
 
 
+def _encoder(stage: Stage) -> Callable[[bytes], bytes]:
+    """Makes records of payments in JSON, where the format has a schema: it is registered first."""
+    if stage.format not in SCHEMAS:
+        return lambda payment: payment
+    from avow.formats import FORMATS
+    from avow.formats.registry.config import Text
+    from avow.formats.registry.frame import framed
+    from avow.schema_registry import RegistrySettings, SchemaRegistry
+
+    assert stage.cluster.registry_url
+    plugin, schema = FORMATS[stage.format], SCHEMAS[stage.format]
+    registry = SchemaRegistry(RegistrySettings(url=stage.cluster.registry_url))
+    number = registry.register(f"{TOPIC}-value", plugin.schema_kind, schema)
+    encode = plugin.encoder(Text(schema, "the demo's schema"))
+    return lambda payment: framed(number, encode(json.loads(payment)))
+
+
 def _payments(count: int) -> Iterator[bytes]:
     for n in range(count):
-        good = (
+        yield (
             b'{"id":%d,"account":"acc-%04d","amount":%d.%02d,"at":"2026-01-%02dT%02d:00:00Z","note":"payment %d"}'
             % (*(n, n % 1_000, n % 977, n % 100, n % 28 + 1, n % 24, n),)
         )
-        yield good[:-7] if n % BAD_EVERY == BAD_EVERY - 1 else good
 
 
 def _run_and_kill(stage: Stage, target: int, *, first: bool) -> None:

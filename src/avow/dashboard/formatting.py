@@ -39,16 +39,27 @@ def copy_fields(kind: type[Row], source: object, **values: Any) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueSchema:
+    """The schema whose id stands before a value."""
+
+    id: int
+    type: str  # the name of the value's type; empty: it has none, or it is not known
+    subjects: tuple[str, ...]  # "NAME version N"; empty: not asked for, or not known
+    problem: str  # why the value is not decoded; empty: it is
+
+
+@dataclass(frozen=True, slots=True)
 class FormattedValue:
     """Untrusted bytes, as far as they are displayed."""
 
     size: int
-    kind: str  # json, text or binary
+    kind: str  # json, text or binary; of a decoded value its format
     text: str  # visible characters only; binary ones as replacement signs; JSON laid out over several lines
     raw: str  # JSON as it stands in the record; empty for others, whose text is that already
     hex: str
     hex_bytes: int  # how many of the first are in it
     cut: bool  # there is more than this text
+    schema: ValueSchema | None = None  # its text is the decoded value, if there is no problem
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -73,6 +84,19 @@ def format_value(value: bytes | None, *, whole: bool = False, size: int | None =
     laid_out = visible(indented_json(text), keep="\n") if kind == "json" else ""
     first = value[:HEX_BYTES]
     return FormattedValue(size, kind, laid_out or raw, raw if laid_out else "", hex_lines(first), len(first), cut)
+
+
+def format_decoded(value: bytes, kind: str, document: str, schema: ValueSchema, *, whole: bool) -> FormattedValue:
+    """A value whose bytes were read: ``document``, in JSON."""
+    if not whole:
+        text = visible(document[: SHORT_CHARS + 1])
+        return FormattedValue(
+            len(value), kind, text[:SHORT_CHARS], "", "", 0, cut=len(document) > SHORT_CHARS, schema=schema
+        )
+    head, first = document[:LONG_BYTES], value[:HEX_BYTES]
+    cut = len(head) < len(document)
+    text = visible(head if cut else indented_json(head), keep="\n")
+    return FormattedValue(len(value), kind, text, "", hex_lines(first), len(first), cut, schema)
 
 
 def format_record(

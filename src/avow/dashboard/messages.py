@@ -8,20 +8,28 @@ Owns: these answers. Must not know: how they are shown. Its neighbour is ``avow.
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from avow.dashboard.fields import Offset, OptionalOffset, OptionalPartition, OptionalTime, PartitionNumber, TopicName
-from avow.dashboard.formatting import FormattedValue, copy_fields, format_record, format_value
+from avow.dashboard.formatting import (
+    FormattedValue,
+    ValueSchema,
+    copy_fields,
+    format_decoded,
+    format_record,
+    format_value,
+)
 from avow.dashboard.requests import NotFound, Params, check_position
+from avow.dashboard.schemas import Look as SchemaLook
 from avow.dashboard.state import AppState
 from avow.errors import ConfigError
+from avow.formats.registry.documents import Undecoded, named
 from avow.kafka.browse import BrowsedRecord, Browser, Look, Meant
 
 TOGETHER_MAX = 64  # partitions that are looked at side by side
@@ -124,7 +132,7 @@ def messages(state: AppState, params: MessagesParams) -> MessagesAnswer:
     return MessagesAnswer(
         topic=params.topic,
         partitions=len(firsts),
-        messages=tuple(map(row, look.seen)),
+        messages=tuple(rows_of(state, params.topic, look.seen)),
         newest_first=params.backwards,
         scanned=look.looked_at,
         older=older,
@@ -179,9 +187,25 @@ def containing(text: str) -> Meant:
     return matches
 
 
-def row(record: BrowsedRecord) -> MessageRow:
-    key, value = format_value(record.key), format_value(record.value)
-    return copy_fields(MessageRow, record, key=key, value=value, headers=len(record.headers))
+def rows_of(state: AppState, topic: str, records: Iterable[BrowsedRecord]) -> Iterator[MessageRow]:
+    look = state.schemas.look(topic)
+    for record in records:
+        key, value = _format(look, record.key), _format(look, record.value)
+        yield copy_fields(MessageRow, record, key=key, value=value, headers=len(record.headers))
+
+
+def _format(look: SchemaLook, data: bytes | None, *, whole: bool = False) -> FormattedValue | None:
+    """A key or a value: its document, where a registry has its schema."""
+    read = look.read(data)
+    formatted = format_value(data, whole=whole)
+    if read is None or data is None or formatted is None:
+        return formatted
+    subjects = tuple(look.subjects(read.schema_id)) if whole else ()
+    if isinstance(read, Undecoded):
+        return replace(formatted, schema=ValueSchema(read.schema_id, "", subjects, str(read)))
+    document = json.dumps(read.content, ensure_ascii=False)
+    schema = ValueSchema(read.schema_id, read.type_name, subjects, "")
+    return format_decoded(data, read.format, document, schema, whole=whole)
 
 
 class MessageParams(Params):
@@ -206,7 +230,10 @@ class MessageAnswer:
 def message(state: AppState, params: MessageParams) -> MessageAnswer:
     """One record as a whole: as text, or JSON laid out and raw, and in hex, with its headers."""
     record = _read_record(state, params)
-    return copy_fields(MessageAnswer, record, **format_record(record.key, record.value, record.headers))
+    look = state.schemas.look(params.topic)
+    parts = format_record(None, None, record.headers)
+    parts |= {"key": _format(look, record.key, whole=True), "value": _format(look, record.value, whole=True)}
+    return copy_fields(MessageAnswer, record, **parts)
 
 
 def _read_record(state: AppState, params: MessageParams) -> BrowsedRecord:
@@ -229,11 +256,13 @@ def value_bytes(state: AppState, params: MessageParams) -> bytes:
 
 
 def export(state: AppState, params: MessagesParams) -> Iterator[bytes]:
-    """The records of a look as JSON lines. What is not text is base64, under another name."""
+    """The records of a look as JSON lines. What has a schema is decoded; what is not text is base64, under another
+    name."""
     whole = params.model_copy(update={"limit": EXPORT_MAX})
     with state.browser() as browser:
         firsts, ends = _bounds(browser, whole.topic, whole.partition)
         look = _read_records(browser, whole, _begin(browser, whole, firsts, ends))
+    schemas = state.schemas.look(whole.topic)
     for record in look.seen:
         line: dict[str, Any] = {
             "topic": record.topic,
@@ -241,20 +270,11 @@ def export(state: AppState, params: MessagesParams) -> Iterator[bytes]:
             "offset": record.offset,
             "timestamp_ms": record.timestamp_ms,
             "state": str(record.state),
-            **_named("key", record.key),
-            **_named("value", record.value),
-            "headers": [{"name": name, **_named("value", value)} for name, value in record.headers],
+            **named("key", record.key, schemas.read(record.key)),
+            **named("value", record.value, schemas.read(record.value)),
+            "headers": [{"name": name, **named("value", value)} for name, value in record.headers],
         }
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
-
-
-def _named(name: str, value: bytes | None) -> dict[str, str | None]:
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
 class TailParams(Params):
@@ -279,4 +299,5 @@ def tail(state: AppState, params: TailParams, stopped: Callable[[], bool]) -> It
         position = {p: min(max(cursor.get(p, end), firsts[p], end - TAIL_BACK), end) for p, end in ends.items()}
         for records in browser.follow(params.topic, position, stopped):
             position |= {record.partition: record.offset + 1 for record in records}
-            yield [row(record) for record in records if matches is None or matches(record)], write_cursor(position)
+            found = [record for record in records if matches is None or matches(record)]
+            yield list(rows_of(state, params.topic, found)), write_cursor(position)

@@ -15,11 +15,13 @@ from typing import Generic, Protocol, TypeVar
 from avow.dashboard.evidence import Evidence
 from avow.dashboard.guard import AccessRules
 from avow.dashboard.jobs import Jobs
+from avow.dashboard.schemas import Schemas
 from avow.dashboard.watch import Watch
 from avow.errors import ConfigError, SourceError
 from avow.kafka.brokers import Brokers
 from avow.kafka.browse import Browser
 from avow.kafka.log import Log
+from avow.schema_registry import RegistrySettings
 from avow.settings import Source
 
 TIMEOUT_S = 4.0  # of a request to Kafka
@@ -76,10 +78,12 @@ class AppState:
         jobs: Jobs,
         evidence: Sequence[Path] = (),
         timeout_s: float = TIMEOUT_S,
+        registry: RegistrySettings | None = None,  # of topics that no pipeline with a registry of its own reads
     ) -> None:
         self.timeout_s = timeout_s
         self.rules, self.watch, self.jobs = rules, watch, jobs
         self.evidence = Evidence(evidence)
+        self.schemas = Schemas(registry, watch, timeout_s)
         self.closing = threading.Event()  # set at shutdown: event streams end
         self._source = source
         self._logs = Pool(lambda: Log(self.source, "avow", timeout_s=timeout_s))

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from avow import sinks
-from avow.errors import AvowError, ConfigError, SourceError, first_line
+from avow.errors import AvowError, ConfigError, RegistryUnavailable, SourceError, first_line
 from avow.kafka import groups
 from avow.kafka.log import NO_TIMESTAMP, Log, TopicPartition
 from avow.ledger import NOTHING, Counts, Entry
@@ -216,6 +216,9 @@ class Watch:
     def _load(self, file: Path) -> tuple[str, PipelineConfig | None, str]:
         try:
             pipeline = load_checked(file) if self._env is None else load_checked(file, self._env)
+        except RegistryUnavailable as error:
+            before = self._known.get(file)  # the file is as good as before
+            return (file.stem, None, str(error)) if before is None else (before.name, before.pipeline, "")
         except AvowError as error:
             return file.stem, None, str(error)
         sink = pipeline.sink.with_timeout(self._timeout_s)
