@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from avow.guarantee import Guarantee
 from avow.kafka.admin import Admin
 from avow.kafka.metadata import TopicPartition
 from avow.local.cluster import Cluster
+from avow.plan import load_checked, plan
 from avow.schema_registry import RegistrySettings, SchemaRegistry
 
 pytestmark = pytest.mark.cluster
@@ -224,3 +226,21 @@ def test_a_reader_that_has_enough_ends_it_quietly(stage: Stage) -> None:
         assert child.wait(60) == 19
     assert "the handler failed" not in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("topic", ["payments", "orders"])
+def test_the_examples_with_a_registry_are_accepted(schema_registry: str, tmp_path: Path, topic: str) -> None:
+    """examples/avro.toml, and the first one of the page about Kafka Connect."""
+    registry = SchemaRegistry(RegistrySettings(url=schema_registry))
+    registry.register(f"{topic}-value", "AVRO", json.dumps(SCHEMA))
+    registry.register(f"{topic}-key", "AVRO", json.dumps({**SCHEMA, "name": "Key", "fields": FIELDS[:1]}))
+    root = Path(__file__).parents[2]
+    file = root / "examples" / "avro.toml"
+    if topic == "orders":
+        file = tmp_path / "orders.toml"
+        page = (root / "docs" / "KAFKA-CONNECT.md").read_text(encoding="utf-8")
+        file.write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    env = {"DATABASE_URL": "postgresql://somewhere/else", "REGISTRY_URL": schema_registry}
+    text = plan(load_checked(file, env)).text(400)
+    assert f"The columns are those of subject {topic}-value, version 1 (id " in text
+    assert "amount decimal(20,2) not null" in text

@@ -49,6 +49,22 @@ def test_the_readmes_pipeline_is_accepted(tmp_path: Path) -> None:
     assert load_checked(file, {"DATABASE_URL": "postgresql://somewhere/else"}).name == "payments"
 
 
+def test_the_pipelines_of_the_page_about_kafka_connect_are_accepted(tmp_path: Path) -> None:
+    page = (DOCS / "KAFKA-CONNECT.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == len(re.findall(r"```json\n", page)) == 2
+    for number, text in enumerate(examples):
+        file = tmp_path / f"{number}.toml"
+        # The registry of the first is asked in tests/integration/test_look_and_write.py.
+        file.write_text(
+            text.replace(
+                '"registry"', '"""{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}"""'
+            )
+        )
+        env = {"DATABASE_URL": "postgresql://somewhere/else", "REGISTRY_URL": "http://127.0.0.1:1"}
+        assert load_checked(file, env).guarantee is Guarantee.EXACTLY_ONCE
+
+
 def test_an_old_part_is_replaced_and_the_rest_is_kept() -> None:
     old = "before\n<!-- generated: orders -->\nold\n<!-- /generated -->\nafter\n"
     new = GENERATE["rewrite"](old)
