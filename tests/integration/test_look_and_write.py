@@ -172,6 +172,45 @@ def test_what_cannot_be_decoded_is_shown_as_it_is_with_the_reason(stage: Stage) 
     assert not any("error" in name for line in (plain, null, empty) for name in line)
 
 
+PROTO = """\
+syntax = "proto3"; package shop;
+import "google/protobuf/timestamp.proto";
+message Payment {
+  int64 id = 1; google.protobuf.Timestamp at = 2; bytes raw = 3; double amount = 4; repeated Note notes = 5;
+}
+message Note { string text = 1; }
+"""
+
+
+def test_lines_become_protobuf_and_are_shown_again(stage: Stage, tmp_path: Path) -> None:
+    schema = tmp_path / "payment.proto"
+    schema.write_text(PROTO)
+    line = {"id": "7", "at": "2026-01-31T12:00:00Z", "raw": "AP8=", "amount": 2.5, "notes": [{"text": "é"}]}
+    both = ("--format", "protobuf", "--schema", schema, "--register")
+    which = stage.produce(*both, text=json.dumps(line))
+    assert which.exit_code == 2
+    assert "message is not set, and there are 2: shop.Payment, shop.Note" in which.stderr
+    for message, document in (("shop.Payment", line), ("shop.Note", {"text": "x"})):
+        done = stage.produce(*both, "--message", message, text=json.dumps(document))
+        assert done.exit_code == 0, done.output
+    bad = stage.produce(*both, "--message", "shop.Note", text='{"nope": 1}')
+    assert (bad.exit_code, stage.size) == (2, 2)
+    assert 'stdin:1: Message type "shop.Note" has no field named "nope"' in bad.stderr
+    unknown = stage.produce(*both, "--message", "shop.Nope", text="{}")
+    assert unknown.exit_code == 2
+    assert "shop.Nope" in unknown.stderr
+    number = stage.registry.latest(f"{stage.topic}-value").id
+    stage.send(
+        (None, framed(number, b"\0\x0a\x01x")),  # a text where the schema has a number
+        (None, framed(number, b"\x02\x08\x08\x01")),  # a message that is not there
+        (None, framed(number, b"\0\x08")),
+    )
+    lines = stage.consumed()
+    assert [one.get("value") for one in lines[:2]] == [line, {"text": "x"}]
+    reasons = [one["value_error"].partition(":")[0] for one in lines[2:]]
+    assert reasons == ["wrong-wire-type", "bad-frame", "not-protobuf"]
+
+
 def test_a_registry_that_does_not_answer_is_an_error_and_no_record_is_passed_over(stage: Stage) -> None:
     stage.produce("--format", "avro", "--schema", stage.schema, "--register")
     group = f"g-{uuid4().hex[:8]}"

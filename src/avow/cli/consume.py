@@ -37,7 +37,7 @@ from avow.settings import unwrap_secrets
 
 if TYPE_CHECKING:
     from avow.clients.consumer import Consumer, Record
-    from avow.formats.registry.documents import Documents
+    from avow.formats.documents import Documents
 
 ATTEMPTS = 4  # to ask a registry that does not answer, before it is an error
 STRATEGIES = {"cooperative": COOPERATIVE, "eager": "range,roundrobin"}
@@ -209,7 +209,7 @@ def _documents(registry: RegistrySelection) -> Documents | None:
     client = registry.client()
     if client is None:
         return None
-    from avow.formats.registry.documents import Documents
+    from avow.formats.documents import Documents
 
     return Documents(client)
 
@@ -231,7 +231,7 @@ class Printer:
                     return
 
     def _print(self, record: Record) -> None:
-        from avow.formats.registry.documents import named
+        from avow.formats.documents import named
 
         headers = [[name, *named("", value).values()] for name, value in record.headers]
         line = {
@@ -244,7 +244,7 @@ class Printer:
         print(json.dumps(line, ensure_ascii=False), flush=True)
 
     def _part(self, name: str, data: bytes | None) -> dict[str, Any]:
-        from avow.formats.registry.documents import named
+        from avow.formats.documents import named
 
         return named(name, data, self._documents.read(data) if self._documents else None)
 

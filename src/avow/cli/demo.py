@@ -133,7 +133,7 @@ def demo(guarantee: str, format_: str, sink: str, engine: str, records: int, kee
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         code = _play(Stage(cluster, Guarantee(guarantee), format_, sink, engine, records, show))
-        show.next(cluster if keep else None, sink)
+        show.next(cluster if keep else None, sink, format_)
     finally:
         if not keep and cluster.exists:
             cluster.down()
@@ -154,13 +154,13 @@ class Show:
     def rule(self, title: str) -> None:
         self._console.rule(f"[bold]{title}[/]", align="left")
 
-    def next(self, cluster: Cluster | None, sink: str) -> None:
+    def next(self, cluster: Cluster | None, sink: str, format_: str) -> None:
         """The next commands to try: those that inspect the cluster, if it was kept."""
         if cluster is None:
             self.rule("next")
             lines = {"avow demo --keep": "leaves the cluster running, with commands to inspect it"}
             lines |= {f"avow demo --sink {kind}": "the same into another sink" for kind in SINK if kind != sink}
-            lines["avow demo --format avro"] = "the same with a schema registry"
+            lines |= {f"avow demo --format {name}": "with a schema registry" for name in SCHEMAS if name != format_}
             lines |= {f"avow demo --guarantee {word}": "shows the anomalies it permits" for word in BETWEEN}
             lines["avow plan examples/payments.toml"] = "explains a pipeline of your own, hop by hop"
             for command, description in lines.items():

@@ -383,7 +383,7 @@ class Encoding:
         return value, key
 
     def _encoder(self, client: SchemaRegistry, schema: str, subject: str, message: str | None) -> EncodeLine:
-        from avow.formats.registry.documents import encoder, plugin_that_encodes, text_of
+        from avow.formats.documents import encoder, plugin_that_encodes, text_of
 
         plugin = plugin_that_encodes(self.format)
         if schema == FROM_REGISTRY:

@@ -66,7 +66,7 @@ class RegistrySelection:
         return found
 
     def _of_pipeline(self) -> RegistrySettings | None:
-        from avow.formats.registry.documents import registry_of
+        from avow.formats.documents import registry_of
 
         return registry_of(load_checked(self.pipeline)) if self.pipeline else None
 

@@ -29,7 +29,7 @@ from avow.dashboard.requests import NotFound, Params, check_position
 from avow.dashboard.schemas import Look as SchemaLook
 from avow.dashboard.state import AppState
 from avow.errors import ConfigError
-from avow.formats.registry.documents import Undecoded, named
+from avow.formats.documents import Undecoded, named
 from avow.kafka.browse import BrowsedRecord, Browser, Look, Meant
 
 TOGETHER_MAX = 64  # partitions that are looked at side by side

@@ -8,7 +8,7 @@ A page never waits long for a registry and never fails by one: each look has a b
 answer is left alone for a few seconds, and what is not decoded is shown as it is, with the reason.
 
 Owns: these bounds, and the choice. Must not know: how a value is shown, any format. Neighbour:
-``avow.formats.registry.documents``, which reads values.
+``avow.formats.documents``, which reads values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from datetime import timedelta
 
 from avow.dashboard.watch import Watch
 from avow.errors import AvowError, RegistryRefused, RegistryUnavailable
-from avow.formats.registry.documents import Document, Documents, Undecoded, registry_of
-from avow.formats.registry.frame import FRAME_BYTES
+from avow.formats.documents import Document, Documents, Undecoded, framed_id, registry_of
 from avow.schema_registry import RegistrySettings, SchemaRegistry
 
 VALUE_BYTES_MAX = 4 << 20  # a larger value is shown as it is
@@ -81,9 +80,9 @@ class Look:
 
     def read(self, data: bytes | None) -> Document | Undecoded | None:
         """None: the value does not begin with a schema's id, or there is no registry."""
-        if self._registry is None or data is None or len(data) < FRAME_BYTES or data[0]:
+        schema_id = framed_id(data)
+        if self._registry is None or data is None or schema_id is None:
             return None
-        schema_id = int.from_bytes(data[1:FRAME_BYTES], "big")
         if len(data) > VALUE_BYTES_MAX:
             return Undecoded(schema_id, NOT_ASKED, f"values of more than {VALUE_BYTES_MAX >> 20} MiB are not decoded")
         if time.monotonic() > self._until:

@@ -4,7 +4,7 @@ There is no pipeline here, no reader's schema and no columns: whatever any forma
 the plugin whose language the registry names. A pipeline may still refuse what is shown, where its sink holds less.
 
 Owns: the way from a value to its document, and from a document to a value. Must not know: any language, who looks.
-Neighbours: ``frame``, ``schema_registry``, and the plugins' ``show`` and ``encoder``.
+Neighbours: ``formats.registry``, ``schema_registry``, and the plugins' ``show`` and ``encoder``.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Documents:
 
     def read(self, data: bytes | None) -> Document | Undecoded | None:
         """None: nothing before the value names a schema. A registry that does not answer, or refuses, is raised."""
-        if data is None or len(data) < FRAME_BYTES or data[0]:
+        schema_id = framed_id(data)
+        if data is None or schema_id is None:
             return None
-        schema_id = int.from_bytes(data[1:FRAME_BYTES], "big")
         try:
             registered = self.registry.by_id(schema_id)
             if (plugin := plugin_of_kind(registered.kind)) is None:
@@ -75,6 +75,13 @@ class Documents:
         except ValueError as error:
             return Undecoded(schema_id, BAD_SCHEMA, printable(str(error), _DETAIL_MAX))
         return Document(schema_id, plugin.format, seen.type_name, seen.document)
+
+
+def framed_id(data: bytes | None) -> int | None:
+    """The id before a value; None: it does not begin like one with a schema."""
+    if data is None or len(data) < FRAME_BYTES or data[0]:
+        return None
+    return int.from_bytes(data[1:FRAME_BYTES], "big")
 
 
 def named(name: str, data: bytes | None, read: Document | Undecoded | None = None) -> dict[str, Any]:
