@@ -208,7 +208,7 @@ def test_lines_become_protobuf_and_are_shown_again(stage: Stage, tmp_path: Path)
     lines = stage.consumed()
     assert [one.get("value") for one in lines[:2]] == [line, {"text": "x"}]
     reasons = [one["value_error"].partition(":")[0] for one in lines[2:]]
-    assert reasons == ["wrong-wire-type", "bad-frame", "not-protobuf"]
+    assert reasons == ["wrong-type", "bad-frame", "not-protobuf"]
 
 
 def test_a_registry_that_does_not_answer_is_an_error_and_no_record_is_passed_over(stage: Stage) -> None:
