@@ -23,6 +23,7 @@
     ├── UnknownSchema         -        a record names a schema that the registry does not have: a dead letter
     ├── HandlerFailed         exit 18  a consumer's handler failed, and failures stop it
     ├── NotDrained            exit 19  a run that was to drain (--once) was stopped before it had
+    ├── TopicsStopped         exit 20  with a table for each topic: some topics stopped by name, the others went on
     └── ProtocolViolation     exit 70  internal error: continuing would break the guarantee
 
 A message says what happened; ``advice`` says what the reader can do next.
@@ -30,6 +31,7 @@ A message says what happened; ``advice`` says what the reader can do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 LINE_MAX = 300  # of what is shown of an error
@@ -147,6 +149,23 @@ class NotDrained(AvowError):
     """A run that was to drain was stopped before it had. Nothing failed; some records are not delivered yet."""
 
     exit_code = 19
+
+
+class TopicsStopped(AvowError):
+    """Of a pipeline with a table for each topic, some topics have stopped by name; the others were delivered. Raised
+    at the end of a run."""
+
+    exit_code = 20
+
+    def __init__(self, stopped: Mapping[str, AvowError]) -> None:
+        lines = [f"  {topic}: {first_line(error)}" for topic, error in sorted(stopped.items())]
+        count = f"{len(lines)} topic{'s' if lines[1:] else ''}"
+        super().__init__(
+            "\n".join([f"{count} stopped; the others were delivered", *lines]),
+            advice=" ".join(dict.fromkeys(error.advice for _, error in sorted(stopped.items()) if error.advice))
+            or "Start again when the cause is fixed: each topic continues from its position.",
+        )
+        self.stopped = stopped
 
 
 class ProtocolViolation(AvowError):

@@ -424,21 +424,31 @@ class Pipeline:
         from avow.sinks.lake.plugin import lake_tables
 
         self._lake()
-        found = list(orphans(lake_tables(self._config), self.name))
+        found = [orphan for part in self._parts() for orphan in orphans(lake_tables(part), self.name)]
         for orphan in found if remove else ():
             orphan.remove()
         return found
 
     def compact(self) -> Compacted:
         """Merge a lake's small files into files of about ``sink.file_mb``. The pipeline may run meanwhile."""
-        from avow.sinks.lake.maintenance import compact
+        from avow.sinks.lake.maintenance import Compacted, compact
         from avow.sinks.lake.plugin import lake_tables
 
         lake = self._lake()
-        rows, _ = lake_tables(self._config)
-        if not rows.load():
-            raise ConfigError(f"table {rows.shown} does not exist", advice="Run the pipeline first.")
-        return compact(rows, self.name, lake.file_mb << 20)
+        done = Compacted(0, 0)
+        for part in self._parts():
+            rows, _ = lake_tables(part)
+            if rows.load():
+                done += compact(rows, self.name, lake.file_mb << 20)
+            elif not lake.by_topic:
+                raise ConfigError(f"table {rows.shown} does not exist", advice="Run the pipeline first.")
+        return done
+
+    def _parts(self) -> Sequence[PipelineConfig]:
+        """One for each table."""
+        from avow.sinks.topics import parts_of
+
+        return [*parts_of(self._config).values()] if self._config.sink.by_topic else [self._config]
 
     def _lake(self) -> LakeConfig:
         from avow.sinks.lake.config import LakeConfig

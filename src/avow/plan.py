@@ -20,8 +20,10 @@ from typing import Any
 
 from avow import formats, native
 from avow.guarantee import Act, Anomaly, Guarantee
-from avow.settings import PipelineConfig, Problem, declared, load
+from avow.settings import TOPIC, PipelineConfig, Problem, TableSinkConfig, declared, load
 from avow.sinks import SINKS, SinkPlugin, plugin_of
+
+TABLES_SHOWN = 10  # of topics with a table each
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,11 @@ _TOMBSTONES = {
 
 
 def _decode(pipeline: PipelineConfig) -> Hop:
-    does, *promises = formats.plugin_of(pipeline).explain(pipeline)
+    if pipeline.decode.is_resolved:
+        does, *promises = formats.plugin_of(pipeline).explain(pipeline)
+    else:
+        does = f"Decode each topic's records as {pipeline.decode.shown('format')}, by the topic's own schema."
+        promises = ["The columns of each table are those that the schema registry has for its topic when it is read."]
     deletes = pipeline.tombstones == "delete"
     return Hop(
         "decode",
@@ -220,14 +226,36 @@ def _sink(pipeline: PipelineConfig) -> Hop:
     guarantee = pipeline.guarantee
     return Hop(
         "sink",
-        f"{sink.title} {pipeline.sink.target}, {pipeline.sink.mode}: {_order(guarantee)}.",
+        f"{sink.title} {pipeline.sink.target}, {pipeline.sink.mode}: {_order(guarantee)}.{_tables(pipeline)}",
         promises=(
             offer.notes[guarantee],
+            *(_topic_promises(pipeline) if pipeline.sink.by_topic else ()),
             "A claimed offset is never written again, and no offset is skipped: each claim starts where the last one "
             "ended.",
         ),
         permits=tuple(_PERMITTED[anomaly] for anomaly in sorted(guarantee.permits)),
         assumes=sink.assumes,
+    )
+
+
+def _tables(pipeline: PipelineConfig) -> str:
+    """Where each topic has a table of its own: which that is, as far as the file names topics."""
+    if not pipeline.sink.by_topic:
+        return ""
+    text = f" Each topic has a table of its own: {TOPIC} is its name, with _ for each . and -."
+    tables = [f"{topic} into {pipeline.for_topic(topic).sink.target}" for topic in pipeline.source.topics]
+    shown = ", ".join(tables[:TABLES_SHOWN])
+    more = f" and {len(tables) - TABLES_SHOWN} more" if len(tables) > TABLES_SHOWN else ""
+    return f"{text} {shown}{more}." if tables else text
+
+
+def _topic_promises(pipeline: PipelineConfig) -> tuple[str, ...]:
+    assert isinstance(pipeline.sink, TableSinkConfig)
+    alone = pipeline.sink.on_topic_failure == "stop-topic"
+    return (
+        "A batch is one commit or more for each table, and never one of two tables.",
+        "What stops a topic by name (a table that does not fit, a recreated topic, too many dead letters) stops "
+        + ("that topic alone, and the run ends with exit code 20." if alone else "the run."),
     )
 
 

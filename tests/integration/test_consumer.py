@@ -684,7 +684,7 @@ def test_a_topic_made_again_is_named_also_where_the_ledger_went_with_it(scenario
         def execute(work: task.BatchWork) -> driver.Executed:
             sink = sinks.task_sink(pipeline, one.run, work.task_context)
             task.deliver(task.decoded(reader(pipeline.source, pipeline.name).read, pipeline), planned, work, sink)
-            return [], None
+            return driver.Executed()
 
         isolation = Isolation((SourceError, *driver.STOPS.values()), print)
         with pytest.raises(TopicRecreated, match="is read as topic id"):

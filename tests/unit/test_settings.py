@@ -508,8 +508,8 @@ def test_an_empty_file_names_what_is_missing(write: Path) -> None:
         ("name", "1 to 200 letters, digits, . _ and -"),
         ("guarantee", '"at-most-once", "at-least-once", "exactly-once"'),
         ("source", "a table [source]"),
-        ("decode", "a table [decode]"),
         ("sink", "a table [sink]"),
+        ("decode", "a table [decode]"),
     ]]  # fmt: skip
 
 
@@ -636,3 +636,90 @@ def test_the_reference_names_every_key_and_no_other() -> None:
     sinks = {key for kind in SINKS.values() for key in keys(kind.Config, "sink.")}
     formats = {key for format in FORMATS.values() for key in keys(format.Config, "decode.")}
     assert rows == set(keys(PipelineConfig)) | sinks | formats
+
+
+# --- a table for each topic -----------------------------------------------------------------------------
+
+
+PATTERN = (TOPICS, 'topics_pattern = "shop.*"')
+ICEBERG = (URL, 'catalog = { warehouse = "/lake" }')
+
+
+def into(kind: str, table: str) -> tuple[tuple[int, str], ...]:
+    """The lines of the sink."""
+    if kind == "postgres":
+        return ((TABLE, f"table = {table}"),)
+    if kind == "delta":
+        return ((KIND, 'kind = "delta"'), (URL, ""), (TABLE, f"path = {table}"))
+    return ((KIND, 'kind = "iceberg"'), ICEBERG, (TABLE, f"table = {table}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "target"),
+    [
+        ("postgres", '"raw.{topic}"', "table raw.shop_eu_1"),
+        ("postgres", '["raw", "{topic}"]', "table raw.shop_eu_1"),
+        ("postgres", '"{topic}.rows"', "table shop_eu_1.rows"),
+        ("postgres", '["{topic}-x"]', 'table "shop_eu_1-x"'),
+        ("delta", '"/lake/{topic}"', "table /lake/shop_eu_1"),
+        ("delta", '"s3://raw/{topic}/rows"', "table s3://raw/shop_eu_1/rows"),
+        ("iceberg", '"raw.{topic}"', "table raw.shop_eu_1"),
+        ("iceberg", '"raw.all_{topic}"', "table raw.all_shop_eu_1"),
+    ],
+)
+def test_a_table_for_each_topic(write: Path, kind: str, table: str, target: str) -> None:
+    pipeline = loaded(write, PATTERN, *into(kind, table))
+    assert pipeline.sink.by_topic
+    assert not loaded(write, PATTERN).sink.by_topic
+    part = pickle.loads(pickle.dumps(pipeline.for_topic("shop.eu-1")))
+    assert (part.sink.target, part.sink.by_topic, part.topic, pipeline.topic) == (target, False, "shop.eu-1", None)
+    assert (part.source.topics, part.source.topics_pattern) == (("shop.eu-1",), None)
+    assert (part.name, part.decode) == (pipeline.name, pipeline.decode)
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "topics", "why"),
+    [
+        (
+            "postgres",
+            '"raw.{topics}"',
+            "",
+            "sink.table: {topics} is not known; {topic}, the name of the record's topic",
+        ),
+        ("delta", '"/lake/{}"', "", "sink.path: {} is not known"),
+        ("iceberg", '"raw.{Topic}"', "", "sink.table: 'raw.{Topic}' is not a table name"),
+        (
+            "postgres",
+            '"raw.t"\non_topic_failure = "stop-all"',
+            "",
+            "sink.on_topic_failure: is set, but all topics go into one table",
+        ),
+        ("postgres", '"raw.{topic}"\non_topic_failure = "skip"', "", "sink.on_topic_failure: 'skip' is not known"),
+        (
+            "postgres",
+            '"raw.{topic}"',
+            "a.b, a-b, c",
+            "source.topics[0]: 'a.b': its table raw.a_b would be that of 'a-b' too",
+        ),
+        ("postgres", '"raw.{topic}"', "A, a", "source.topics[1]: 'a': its table raw.a would be that of 'A' too"),
+        (
+            "delta",
+            '"/lake/{topic}"',
+            "x, x-dead-letters",
+            "source.topics[1]: 'x-dead-letters': its table /lake/x_dead_letters would be that of 'x' too",
+        ),
+        ("postgres", '"raw.{topic}"', "t" * 64, "would be truncated at 63"),
+        (
+            "postgres",
+            '"{topic}.t"',
+            "avow",
+            "source.topics[0]: 'avow' cannot have a table: the schema 'avow' is reserved",
+        ),
+        ("iceberg", '"raw.{topic}"', "t" * 243, " is 243 bytes long; names of at most 242 bytes"),
+    ],
+)
+def test_a_table_that_cannot_be_each_topics(write: Path, kind: str, table: str, topics: str, why: str) -> None:
+    listed = (
+        (TOPICS, "topics = [" + ", ".join(f'"{topic}"' for topic in topics.split(", ")) + "]") if topics else PATTERN
+    )
+    assert why in refused(write, edited(listed, *into(kind, table)))

@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -36,7 +37,8 @@ from avow.audit.report import Audited, AuditReport, summarize, unknown
 from avow.engines.causes import trace, translated
 from avow.engines.columns import sink_columns
 from avow.engines.task import BatchWork
-from avow.errors import AvowError, ProtocolViolation, SinkError, SourceError
+from avow.engines.topics import resolved_part
+from avow.errors import AvowError, ConfigError, ProtocolViolation, SinkError, SourceError
 from avow.findings import Finding, Kind, Span, permits, split_phantoms
 from avow.guarantee import Guarantee
 from avow.kafka.admin import several
@@ -46,6 +48,7 @@ from avow.ledger import NOTHING, LogView, OffsetRange
 from avow.schema import Field
 from avow.settings import REST_COLUMN, PipelineConfig
 from avow.sinks.auditing import CONTENT, AuditReader, Contents, Known
+from avow.sinks.topics import topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +70,8 @@ def audit(
     are audited in this process.
     """
     try:
+        if pipeline.sink.by_topic:
+            return _audit_topics(pipeline, session, notify)
         with sinks.audit_reader(pipeline) as reading, Log(pipeline.source, pipeline.name) as log:
             return _Audit(pipeline, session, notify, reading, log).report()
     except ProtocolViolation:
@@ -77,6 +82,34 @@ def audit(
         LOGGER.debug("the audit failed\n%s", trace(error))
         advice = "Audit again when the cause is fixed. --verbose prints the traceback."
         return unknown(pipeline, f"the audit failed: {translated(error)}", advice)
+
+
+def _audit_topics(pipeline: PipelineConfig, session: Callable[[], SparkSession], notify: Notify) -> AuditReport:
+    """Each topic's table by itself, in one report. One that cannot be audited leaves the verdict unknown, unless
+    another is broken."""
+    reports, undecided = [], ALL_SEEN
+    for topic in topics_of(pipeline):
+        try:
+            report = audit(resolved_part(pipeline, topic), session, partial(_notify_of, notify, topic))
+        except ConfigError as error:
+            report = unknown(pipeline, str(error), error.advice)
+        undecided += replace(
+            report.reservation, undecided=report.reservation.undecided and f"{topic}: {report.reservation.undecided}"
+        )
+        reports.append((topic, report))
+    return summarize(
+        pipeline,
+        tuple(audited for _, report in reports for audited in report.partitions),
+        [finding for _, report in reports for finding in report.findings],
+        [f"{topic}: {note}" for topic, report in reports for note in report.notes],
+        sum(report.shared_keys for _, report in reports),
+        sum(report.seconds for _, report in reports),
+        undecided,
+    )
+
+
+def _notify_of(notify: Notify, topic: str, text: str) -> None:
+    notify(f"{topic}: {text}")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -105,7 +138,7 @@ class _Audit:
         started = time.monotonic()
         pipeline = self.pipeline
         self.notify("reading the ledger")
-        self.known = self.reading.known()
+        self.known = {tp: known for tp, known in self.reading.known().items() if pipeline.topic in (None, tp.topic)}
         if not self.known:
             return unknown(
                 pipeline,

@@ -43,6 +43,7 @@ class AuditReport:
     notes: tuple[str, ...] = ()
     shared_keys: int = 0  # keys in more than one partition: no order between those
     seconds: float = 0
+    reservation: Reservation = ALL_SEEN  # why the findings do not decide the verdict, where they do not
 
     @property
     def tally(self) -> Tally:
@@ -62,13 +63,16 @@ class AuditReport:
             }
             for finding in self.findings
         ]
-        return {**asdict(self), "findings": findings, "tally": asdict(self.tally), "counts": asdict(self.counts)}
+        whole = {**asdict(self), "findings": findings, "tally": asdict(self.tally), "counts": asdict(self.counts)}
+        del whole["reservation"]  # it is in the sentence
+        return whole
 
 
 def unknown(pipeline: PipelineConfig, reason: str, advice: str) -> AuditReport:
     """Nothing could be audited."""
     name, guarantee, mode = pipeline.name, pipeline.guarantee, pipeline.sink.mode
-    return AuditReport(name, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice)
+    reservation = Reservation(undecided=reason, advice=advice)
+    return AuditReport(name, guarantee, mode, Verdict.UNKNOWN, f"unknown: {reason}", advice, reservation=reservation)
 
 
 def summarize(
@@ -97,6 +101,7 @@ def summarize(
         notes=tuple(notes),
         shared_keys=shared_keys,
         seconds=seconds,
+        reservation=reservation,
     )
 
 

@@ -116,7 +116,8 @@ def _flat(progress: Progress) -> dict[str, object]:
 @click.command(
     epilog="Exit codes: 0 drained or stopped · 1 failed · 2 refused · 4 Kafka · 5 the sink · 10 topic-recreated · "
     "11 log-truncated · 12 retention-loss · 13 superseded · 14 dead-letters · "
-    "19 --once was stopped before it had drained · 70 internal error"
+    "19 --once was stopped before it had drained · 20 some topics of a pipeline with a table for each stopped · "
+    "70 internal error"
 )
 @file_argument
 @click.option(

@@ -30,6 +30,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,16 +44,16 @@ from avow.engines.isolation import Isolation
 from avow.engines.progress import Observer
 from avow.engines.task import (
     BatchWork,
-    Confirm,
     can_join,
-    check_topics,
     decoded,
     deliver,
     deliver_joined,
     from_memory,
+    recreated_topics,
     set_aside,
 )
-from avow.errors import Superseded
+from avow.engines.topics import Topics
+from avow.errors import Superseded, TopicRecreated
 from avow.kafka.connect import Connection
 from avow.kafka.group_batches import BatchMember, fetch_limits
 from avow.kafka.log import Log, TopicPartition
@@ -62,6 +63,8 @@ from avow.settings import PipelineConfig
 from avow.sinks.base import StagingSink
 
 Answer = TypeVar("Answer")
+
+ConfirmTopics = Callable[[Collection[str]], None]  # raises what forbids to go on with these topics
 
 WAIT_S = 0.1  # for a first record; also how soon a wish to stop is seen
 SILENCE_S = 30.0  # without a record; then Kafka is asked, which the member itself says nothing of when it is away
@@ -91,22 +94,31 @@ class ConsumerRun(EngineRun):
 
     def execute(self) -> None:
         pipeline = self._pipeline
-        columns = sink_columns(pipeline)
-        for _ in decoded(from_memory(None), pipeline, ahead=False)(OffsetRange("", 0, 0, 0)):
-            pass  # decoder and transform are loaded now, and not while the first record waits
+        topics = self._topics
+        if not topics.by_topic:
+            _load(pipeline)
         with sinks.driver_sink(pipeline) as sink, Log(pipeline.source, pipeline.name) as log:
             sink.prepare()
-            known = log.partitions()
+            known = topics.partitions(log)
             remark_new_ledger(sink, log, known, pipeline, self._observer)
             ends = log.stable_ends(known) if self._once else None
-            prepare_table(sink, pipeline, columns, self._observer)
+            if not topics.by_topic:
+                prepare_table(sink, pipeline, sink_columns(pipeline), self._observer)
+            elif known:
+                with topics.apart(one := min(known).topic):
+                    _load(topics.part(one))
             # Topics that were read before: what they have now and the ledger does not know was added since.
-            begun = {entry.topic_id for entry in sink.entries().values()}
+            begun = {state.entry.topic_id for state in sink.ledger_snapshot().values()}
             fresh = {tp for tp, topic_id in known.items() if topic_id not in begun}
 
-        self._attempts(
-            lambda isolation: ConsumerAttempt(self._pipeline, fresh, ends, self._stop, self._observer, isolation)
-        )
+        self._attempts(lambda isolation: ConsumerAttempt(topics, fresh, ends, self._stop, self._observer, isolation))
+        topics.raise_stopped()
+
+
+def _load(pipeline: PipelineConfig) -> None:
+    """Decoder and transform are loaded now, and not while the first record waits."""
+    for _ in decoded(from_memory(None), pipeline, ahead=False)(OffsetRange("", 0, 0, 0)):
+        pass
 
 
 class _Lanes:
@@ -125,15 +137,15 @@ class _Lanes:
 
 
 class _TopicChecks:
-    """``check_topics`` in a thread of its own, while the records in question are decoded and written."""
+    """``recreated_topics`` in a thread of its own, while the records in question are decoded and written."""
 
     def __init__(self, pipeline: PipelineConfig) -> None:
         self._log = Log(pipeline.source, pipeline.name)
         self._thread = ThreadPoolExecutor(1, "topic-check")
 
-    def begin(self, work: BatchWork) -> Confirm:
-        """To be called after the records were read. What it gives waits for the outcome, and raises it."""
-        return self._thread.submit(check_topics, work, self._log).result
+    def begin(self, work: BatchWork) -> Callable[[], Mapping[str, TopicRecreated]]:
+        """To be called after the records were read. What it gives waits for the outcome."""
+        return self._thread.submit(recreated_topics, work, self._log).result
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -147,21 +159,22 @@ class ConsumerAttempt:
 
     def __init__(
         self,
-        pipeline: PipelineConfig,
+        topics: Topics,
         fresh: Collection[TopicPartition],
         ends: dict[TopicPartition, int] | None,
         stop: threading.Event,
         observer: Observer,
         isolation: Isolation,
     ) -> None:
-        self._pipeline = pipeline
+        self._pipeline = pipeline = topics.pipeline
+        self._topics = topics
         self._isolation = isolation
         self._joins = can_join(pipeline)
         self._fresh = fresh
         self._ends = ends
         self._stop = stop
         self._observer = observer
-        self.driver = RunDriver(pipeline, observer)
+        self.driver = RunDriver(pipeline, observer, topics)
         with ExitStack() as opened:
             opened.callback(self.driver.close)  # unless all goes well
             self.member = BatchMember(
@@ -169,7 +182,7 @@ class ConsumerAttempt:
                 on_assign=self._begin,
                 on_revoke=lambda gone, lost: self.driver.release(gone, lost=lost),
                 on_event=observer.event,
-                defaults=DEFAULTS | fetch_limits(len(self.driver.log.partitions())),
+                defaults=DEFAULTS | fetch_limits(len(topics.partitions(self.driver.log))),
                 advice="It is retried from the ledger. If it persists, check the brokers and the topics' leaders.",
             )
             opened.pop_all()
@@ -180,6 +193,7 @@ class ConsumerAttempt:
         self._gathered_at = 0.0  # when the first records of the next one came
         self._sign_at = time.monotonic()  # of life, by Kafka: records or an answer
         self._topics_at: float | None = None
+        self._left: set[str] = set()  # topics that have stopped, and that the member no longer reads
 
     def close(self) -> None:
         with ExitStack() as closing:  # in reverse, all of them
@@ -189,9 +203,12 @@ class ConsumerAttempt:
             closing.callback(self._lanes.close)
 
     def execute(self) -> bool:
-        self.driver.prepare(sink_columns(self._pipeline))
+        if not self._topics.by_topic:
+            self.driver.prepare(sink_columns(self._pipeline))
         while not self._stop.is_set():
-            self._subscribe()
+            self._leave_stopped()
+            if not self._subscribe():
+                return True
             self._gather()
             self._ask_after_silence()
             if self._is_due():
@@ -199,29 +216,44 @@ class ConsumerAttempt:
             self.driver.publish()
             self.driver.keepalive()
             ends = self._ends
+            if ends is not None:
+                ends = {tp: end for tp, end in ends.items() if tp.topic not in self._topics.stopped}
             if ends is not None and self.member.drained(ends, self.driver.positions, self._reached_elsewhere):
                 return True
         return False
 
     # Membership
 
-    def _subscribe(self) -> None:
+    def _subscribe(self) -> bool:
         """To the topics by name, looked up now and then where a pattern is declared: the client's own patterns are not
-        Python's."""
+        Python's. False if all have stopped."""
         now, pattern = time.monotonic(), self._pipeline.source.topics_pattern
         if self._topics_at is not None and (pattern is None or now - self._topics_at < TOPICS_EVERY_S):
-            return
-        self.member.subscribe({tp.topic for tp in self.driver.log.partitions()})
+            return True
+        topics = {tp.topic for tp in self._topics.partitions(self.driver.log)}
+        if topics:
+            self.member.subscribe(topics)
         self._topics_at = now
+        return bool(topics)
+
+    def _leave_stopped(self) -> None:
+        """Read no more of topics that have stopped, and leave them to nobody: another process would stop there too."""
+        stopped = self._topics.stopped.keys() - self._left
+        if stopped:
+            self.member.leave(stopped)
+            self._left |= stopped
+            self._topics_at = None
 
     def _begin(self, ours: list[TopicPartition]) -> dict[TopicPartition, int]:
         self.driver.begin(ours, added=[tp for tp in ours if tp not in self._fresh])
-        return {tp: self.driver.positions[tp] for tp in ours}
+        positions = self.driver.positions
+        return {tp: positions[tp] for tp in ours if tp.topic not in self._topics.stopped}
 
     def _superseded(self, ranges: Collection[TopicPartition], error: Superseded) -> None:
         """A newer run has one of these. Of the others, the ledger knows how much was done."""
         gone = self.driver.refresh(ranges)
-        self.member.rewind({tp: self.driver.positions[tp] for tp in ranges if tp not in gone})
+        positions = self.driver.positions
+        self.member.rewind({tp: positions[tp] for tp in ranges if tp not in gone and tp in positions})
         self.member.give_up(gone, error)
 
     # Batches
@@ -241,7 +273,8 @@ class ConsumerAttempt:
         if self.member.partitions_gathered:
             self._sign_at = now
         elif now - self._sign_at >= SILENCE_S:
-            self.driver.log.stable_ends(list(self.driver.positions) or self.driver.log.partitions())
+            known = list(self.driver.positions) or list(self._topics.partitions(self.driver.log))
+            self.driver.log.stable_ends(known)
             self._sign_at = time.monotonic()
 
     def _room(self) -> tuple[int, int]:
@@ -263,19 +296,26 @@ class ConsumerAttempt:
         ranges = {
             tp: OffsetRange(tp.topic, tp.partition, positions[tp], part.until)
             for tp, part in sorted(gathered.items())
-            if part.until > positions[tp]
+            if tp in positions and part.until > positions[tp]
         }
         if not ranges:
             return
 
         def execute(work: BatchWork) -> Executed:
-            confirm = self._topic_checks.begin(work)
+            recreated = self._topic_checks.begin(work)
             records = {tp: gathered[tp].records for tp in work.ranges}
+
+            def confirm(topics: Collection[str]) -> None:
+                for topic, error in recreated().items():
+                    if topic in topics or not work.topics:
+                        raise error
+
             try:
                 executed = self._execute(records, work, confirm)
             finally:
-                confirm()  # the driver's commit comes next; and records of another topic explain why they are bad
-            return executed
+                if not work.topics:
+                    confirm(())  # the driver's commit comes next; and records of another topic explain why they are bad
+            return replace(executed, failed={**executed.failed, **recreated()})
 
         try:
             self.driver.deliver(ranges, execute, self._isolation, self._stop)
@@ -283,12 +323,12 @@ class ConsumerAttempt:
             self._superseded(ranges, error)
 
     def _execute(
-        self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork, confirm: Confirm
+        self, records: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork, confirm: ConfirmTopics
     ) -> Executed:
         """Side by side, if there is more than one group."""
-        groups = together(records) if self._joins else [[tp] for tp in records]
-        if len(groups) == 1 and len(records) > 1:
-            return self._deliver_group(groups[0], records, work, confirm)
+        groups = together(records, by_topic=self._topics.by_topic) if self._joins else [[tp] for tp in records]
+        if len(groups) == 1 and len(records) > 1 and not work.topics:
+            return Executed(*self._deliver_group(groups[0], records, work, confirm))
         self._gathered_at = time.monotonic()
         futures = [
             # A partition has the same lane every time where its producer is the lane's: two would fence each other.
@@ -299,9 +339,18 @@ class ConsumerAttempt:
             for number, group in enumerate(groups)
         ]
         self._gather_until_done(futures)
-        done = [future.result() for future in futures]
-        task_outputs = [output for outputs, _ in done for output in outputs]
-        return task_outputs, {tp: counts for _, of_group in done for tp, counts in of_group.items()}
+        task_outputs: list[tuple[str, object]] = []
+        counts: dict[TopicPartition, Counts] = {}
+        failed: dict[str, Exception] = {}
+        for group, future in zip(groups, futures, strict=True):
+            error = future.exception()
+            if work.topics and isinstance(error, Exception):
+                failed.setdefault(group[0].topic, error)
+                continue
+            outputs, of_group = future.result()
+            task_outputs += outputs
+            counts |= of_group
+        return Executed(task_outputs, counts, failed)
 
     def _gather_until_done(self, futures: Collection[Future[Any]]) -> None:
         until = time.monotonic() + GATHER_S
@@ -316,35 +365,42 @@ class ConsumerAttempt:
         group: Sequence[TopicPartition],
         records: Mapping[TopicPartition, pa.RecordBatch | None],
         work: BatchWork,
-        confirm: Confirm,
-    ) -> tuple[list[object], dict[TopicPartition, Counts]]:
-        sink = sinks.task_sink(self._pipeline, self.driver.run, work.task_context)
+        confirm: ConfirmTopics,
+    ) -> tuple[list[tuple[str, object]], dict[TopicPartition, Counts]]:
+        topic = group[0].topic
+        work = work.for_topic(topic)
+        pipeline, confirm_group = work.pipeline, partial(confirm, {tp.topic for tp in group})
+        sink = sinks.task_sink(pipeline, work.run, work.task_context)
         if len(group) > 1:
             assert not isinstance(sink, StagingSink)
-            done = deliver_joined({work.ranges[tp]: records[tp] for tp in group}, work, sink, confirm)
+            done = deliver_joined({work.ranges[tp]: records[tp] for tp in group}, work, sink, confirm_group)
             return [], {tp: done[work.ranges[tp]] for tp in group}
         (tp,) = group
         batch, planned = records[tp], work.ranges[tp]
         read = from_memory(batch)
         if work.set_aside:
-            prepare = set_aside(read, self._pipeline, work.set_aside)
+            prepare = set_aside(read, pipeline, work.set_aside)
         else:
-            prepare = decoded(read, self._pipeline, ahead=batch is not None and batch.num_rows > BATCH_RECORDS)
-        report = deliver(prepare, planned, work, sink, confirm)
-        return [] if report.task_output is None else [report.task_output], {tp: report.counts}
+            prepare = decoded(read, pipeline, ahead=batch is not None and batch.num_rows > BATCH_RECORDS)
+        report = deliver(prepare, planned, work, sink, confirm_group)
+        return [] if report.task_output is None else [(topic, report.task_output)], {tp: report.counts}
 
     def _reached_elsewhere(self, others: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         entries = self.driver.sink.entries()
         return {tp: entries[tp].position for tp in others if tp in entries}
 
 
-def together(records: Mapping[TopicPartition, pa.RecordBatch | None]) -> list[list[TopicPartition]]:
-    """Which partitions' records go into the same acts: as many as make one batch for the decoder."""
+def together(
+    records: Mapping[TopicPartition, pa.RecordBatch | None], *, by_topic: bool = False
+) -> list[list[TopicPartition]]:
+    """Which partitions' records go into the same acts: as many as make one batch for the decoder; with ``by_topic``
+    none of two topics."""
     groups: list[list[TopicPartition]] = []
     rows_left = bytes_left = -1
     for tp, batch in records.items():
         rows, size = (0, 0) if batch is None else (batch.num_rows, batch.nbytes)
-        if rows > rows_left or size > bytes_left:
+        other_topic = by_topic and groups and groups[-1][0].topic != tp.topic
+        if rows > rows_left or size > bytes_left or other_topic:
             groups.append([])
             rows_left, bytes_left = BATCH_RECORDS, BATCH_BYTES
         groups[-1].append(tp)

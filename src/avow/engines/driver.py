@@ -25,15 +25,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from avow import formats, ledger, sinks
+from avow import ledger, sinks
 from avow.engines.causes import own_error, trace, translated
-from avow.engines.columns import Columns
+from avow.engines.columns import Columns, sink_columns
 from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
-from avow.engines.task import BatchWork, check_topics, commit_task_outputs
+from avow.engines.task import BatchWork, TopicWork, check_topics, commit_task_outputs
+from avow.engines.topics import TOPIC_STOPS, Topics
 from avow.errors import (
     AvowError,
     ColumnsChanged,
@@ -87,8 +88,17 @@ STOPS: dict[str, type[AvowError]] = {
 }
 
 
-# What the tasks of a batch staged, where the commit is the driver's; and what became of each range, if that is known.
-Executed = tuple[Sequence[object], Mapping[TopicPartition, Counts] | None]
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What the tasks of a batch have come to."""
+
+    task_outputs: Sequence[tuple[str, object]] = ()  # topic and what was staged, where the commit is the driver's
+    counts: Mapping[TopicPartition, Counts] | None = None  # what became of each range, if that is known
+    failed: Mapping[str, Exception] = field(default_factory=dict)  # by topic, where each has a table of its own
+
+
+# Of the whole run, in whichever topic it shows.
+OF_THE_RUN = (Superseded, ProtocolViolation)
 
 
 class RunAttempt(Protocol):
@@ -131,7 +141,7 @@ def attempts(
                 raise error from failure
             failures = 1 if progressed else failures + 1
             if failures > ATTEMPTS_WITHOUT_PROGRESS:
-                raise _last_word(error, failures) from failure
+                raise last_word(error, failures) from failure
             if isinstance(error, ColumnsChanged):
                 observer.event(f"{first_line(error)}; going on from the ledger with the columns of now")
                 continue
@@ -141,7 +151,7 @@ def attempts(
     return False
 
 
-def _last_word(error: AvowError, failures: int) -> AvowError:
+def last_word(error: AvowError, failures: int) -> AvowError:
     return type(error)(
         f"gave up after {failures} attempts without progress: {first_line(error)}",
         advice=error.advice
@@ -183,6 +193,7 @@ class EngineRun(ABC):
         self._pipeline = pipeline
         self._once = once
         self._observer = observer
+        self._topics = Topics(pipeline, sink_columns, observer)
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -218,7 +229,8 @@ class EngineRun(ABC):
         def begin() -> RunAttempt:
             nonlocal changed
             if changed:  # here and not above: a registry that does not answer is tried again
-                self._pipeline = formats.renewed(self._pipeline)
+                self._topics.renew()
+                self._pipeline = self._topics.pipeline
                 changed = False
             return make(isolation)
 
@@ -233,10 +245,13 @@ class EngineRun(ABC):
 class RunDriver:
     """One attempt's positions. They are published about once a second, beside the batches, none of which waits."""
 
-    def __init__(self, pipeline: PipelineConfig, observer: Observer) -> None:
+    def __init__(self, pipeline: PipelineConfig, observer: Observer, topics: Topics | None = None) -> None:
         self._pipeline = pipeline
         self._observer = observer
+        self.topics = topics or Topics(pipeline, sink_columns, observer)
         self.sink = sinks.driver_sink(pipeline)
+        self._topic_sinks: dict[str, DriverSink] = {}  # that are prepared, where each topic has a table of its own
+        self._topic_runs: dict[str, int] = {}  # where each has a ledger of its own
         self.log = Log(pipeline.source, pipeline.name)
         self.positions: dict[TopicPartition, int] = {}  # where the next planned range starts
         self._topic_ids: dict[str, str] = {}  # of the topics that are read, as they were when that began
@@ -272,19 +287,23 @@ class RunDriver:
         """Take a run's number, fence older ones, and find where to begin: in all partitions, or in those that have
         become ours. First positions are written before anything is read. What was ``added`` while running begins at
         its earliest offset, whatever the declared start."""
-        known = self.log.partitions()
+        known = self.topics.partitions(self.log)
+        entries = {tp: state.entry for tp, state in self.sink.ledger_snapshot().items()}
+        self._open_topics(known, entries, partitions)
+        known = self.topics.going(known)
         if partitions is not None:
             known = {tp: known[tp] for tp in partitions if tp in known}
-        entries = {tp: state.entry for tp, state in self.sink.ledger_snapshot().items()}
         if partitions is None:
             added = _added_since(known, entries)
         # What refuses this start does so before it fences: a healthy run beside it goes on. Then the older runs are
         # fenced, which can move positions no more, and the rules are asked again.
         self._plan_starts(known, added, entries)
-        self.run = self.sink.open_run(partitions)
+        known = self.topics.going(known)
+        self._open_run(known, partitions)
         self._observer.began(self.run, entries)
-        self.positions |= self._starts(known, added)
-        columns_from = self._pipeline.decode.columns_from
+        self.positions |= self._starts(self.topics.going(known), added)
+        known = self.topics.going(known)
+        columns_from = self._pipeline.decode.columns_from if self._pipeline.decode.is_resolved else ""
         self._observer.event(
             f"run {self.run} of {self._pipeline.name}: {self._pipeline.guarantee}, {len(known)} partitions, from the "
             f"ledger{columns_from and f'; columns of {columns_from}'}"
@@ -293,6 +312,41 @@ class RunDriver:
         self._lag_reported = self._lag()[0]
         if self._publisher.publish(self.positions, group=False, lag=True):  # else the first lag shown has no age
             self._lag_at = time.monotonic()
+
+    def _open_topics(
+        self,
+        known: Collection[TopicPartition],
+        entries: Collection[TopicPartition],
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> None:
+        """Where each topic has a table of its own: make or check those of these partitions, as far as they are new to
+        this attempt. ``known`` are the partitions of all topics, and ``entries`` those that the ledger knows."""
+        wanted = {tp.topic for tp in (known if partitions is None else partitions)} & {tp.topic for tp in known}
+        if not self.topics.by_topic or not wanted - self._topic_sinks.keys():
+            return
+        self.topics.check_places({tp.topic for tp in known}, {tp.topic for tp in entries})
+        for topic in sorted(wanted - self._topic_sinks.keys() - self.topics.stopped.keys()):
+            with self.topics.apart(topic):
+                sink = self.sink.open_topic(self.topics.part(topic))
+                prepare_table(sink, self.topics.part(topic), self.topics.columns(topic), self._observer)
+                self._topic_sinks[topic] = sink
+
+    def _sink_of(self, topic: str) -> DriverSink:
+        return self._topic_sinks.get(topic, self.sink)
+
+    def _run_of(self, topic: str) -> int:
+        return self._topic_runs.get(topic, self.run)
+
+    def _open_run(self, known: Collection[TopicPartition], partitions: Collection[TopicPartition] | None) -> None:
+        """One number for all; where each topic has a ledger of its own, one for each that these partitions are of."""
+        if not (self.topics.by_topic and sinks.plugin_of(self._pipeline).ledger_by_topic):
+            self.run = self.sink.open_run(partitions)
+            return
+        for topic in sorted({tp.topic for tp in known}):
+            with self.topics.apart(topic):
+                own = None if partitions is None else [tp for tp in partitions if tp.topic == topic]
+                self._topic_runs[topic] = self._topic_sinks[topic].open_run(own)
+        self.run = max(self._topic_runs.values(), default=0)
 
     def _plan_starts(
         self,
@@ -303,6 +357,7 @@ class RunDriver:
         """Ask the rules about every partition. Nothing in the ledger is changed."""
         source = self._pipeline.source
         self._check_topics(known, entries)
+        known = self.topics.going(known)
         fresh = {tp for tp in known if not entries.get(tp)}
         by_offset = isinstance(source.start, Mapping)
         from_earliest = set() if by_offset else fresh & set(added)
@@ -315,48 +370,64 @@ class RunDriver:
             declared = {tp: max(offset, views[tp].earliest) for tp, offset in declared.items()}
         self._counts |= {tp: entry.counts for tp in known if (entry := entries.get(tp))}
         self._ends |= {tp: views[tp].end for tp in known}
-        return {
-            tp: ledger.plan_start(
-                entries.get(tp), views[tp], declared.get(tp, 0), skip_lost=source.on_data_loss == "skip"
-            )
-            for tp in known
-        }
+        starts = {}
+        for tp in known:
+            with self.topics.apart(tp.topic):
+                starts[tp] = ledger.plan_start(
+                    entries.get(tp), views[tp], declared.get(tp, 0), skip_lost=source.on_data_loss == "skip"
+                )
+        return {tp: start for tp, start in starts.items() if tp.topic not in self.topics.stopped}
 
     def _check_topics(self, known: Mapping[TopicPartition, str], entries: Mapping[TopicPartition, Entry]) -> None:
         """Refuse new partitions of a topic that was deleted and made again with more of them. Other partitions of it
         may be read already, by us or by another member: their records would be those of the new topic from then on."""
         claimed = {tp.topic: (tp, entry) for tp, entry in entries.items()}
         for tp, topic_id in known.items():
-            ledger.check_topic(f"{tp.topic} is read", self._topic_ids.setdefault(tp.topic, topic_id), topic_id)
-            if tp not in entries and tp.topic in claimed:
-                other, entry = claimed[tp.topic]
-                ledger.check_topic(f"{other} was claimed up to offset {entry.position}", entry.topic_id, topic_id)
+            with self.topics.apart(tp.topic):
+                ledger.check_topic(f"{tp.topic} is read", self._topic_ids.setdefault(tp.topic, topic_id), topic_id)
+                if tp not in entries and tp.topic in claimed:
+                    other, entry = claimed[tp.topic]
+                    ledger.check_topic(f"{other} was claimed up to offset {entry.position}", entry.topic_id, topic_id)
 
     def _starts(
         self, known: Mapping[TopicPartition, str], added: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Where to begin, with first positions written."""
         starts = self._plan_starts(known, added, self.sink.entries())
-        self.sink.adopt({w: Entry(start.position, known[w], self.run) for w, start in starts.items() if start.adopted})
+        self._adopt({tp: (start.position, known[tp]) for tp, start in starts.items() if start.adopted})
         for tp, start in starts.items():
-            if start.given_up:
+            if start.given_up and tp.topic not in self.topics.stopped:
                 lost = Counts(read=len(start.given_up), skipped=len(start.given_up))
-                self.sink.claim(start.given_up, self.run, GIVEN_UP_BATCH, lost)
+                self._sink_of(tp.topic).claim(start.given_up, self._run_of(tp.topic), GIVEN_UP_BATCH, lost)
                 self._counts[tp] += lost
                 self._observer.event(f"retention-loss: {start.given_up} is claimed as skipped, as declared")
-        return {tp: start.position for tp, start in starts.items()}
+        return {tp: start.position for tp, start in starts.items() if tp.topic not in self.topics.stopped}
+
+    def _adopt(self, first: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """Write first positions, each with its topic's id."""
+        entries = {tp: Entry(at, topic_id, self._run_of(tp.topic)) for tp, (at, topic_id) in first.items()}
+        if not self.topics.by_topic:
+            self.sink.adopt(entries)
+            return
+        for topic in sorted({tp.topic for tp in entries}):
+            with self.topics.apart(topic):
+                self._sink_of(topic).adopt({tp: entry for tp, entry in entries.items() if tp.topic == topic})
 
     def adopt_new(self, added: Collection[TopicPartition]) -> None:
         """Partitions added while running are read from their earliest offset, whatever the declared start."""
         if not added:
             return
-        known = self.log.partitions()
+        known = self.topics.partitions(self.log)
+        new_topics = {tp.topic for tp in added} - self._topic_sinks.keys()
+        self._open_topics(known, self.sink.entries())
+        added = self.topics.going({tp: known[tp] for tp in added if tp in known})
         earliest = self.log.declared_start("earliest", added)
         entries = self.sink.entries()
-        self._check_topics({tp: known[tp] for tp in added}, entries)
-        fresh = {tp: Entry(earliest[tp], known[tp], self.run) for tp in added if tp not in entries}
-        self.sink.adopt(fresh)
-        for tp in sorted(added):
+        self._check_topics({tp: known[tp] for tp in earliest}, entries)
+        if self.topics.by_topic and sinks.plugin_of(self._pipeline).ledger_by_topic:
+            self._open_run([tp for tp in self.topics.going(known) if tp.topic in new_topics], None)
+        self._adopt({tp: (at, known[tp]) for tp, at in earliest.items() if tp not in entries})
+        for tp in sorted(self.topics.going({tp: known[tp] for tp in earliest})):
             self.positions[tp] = entries[tp].position if tp in entries else earliest[tp]
             self._observer.event(f"partition added: {tp.topic}/{tp.partition}")
 
@@ -376,7 +447,7 @@ class RunDriver:
     def refresh(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Go by the ledger: a newer run has some of these, or all. Which those are; they are no longer ours."""
         entries = self.sink.entries()
-        gone = [tp for tp in partitions if entries[tp].run > self.run] or list(partitions)
+        gone = [tp for tp in partitions if entries[tp].run > self._run_of(tp.topic)] or list(partitions)
         self.release(gone, lost=True)
         self.positions |= {tp: entries[tp].position for tp in partitions if tp in self.positions}
         self._counts |= {tp: entries[tp].counts for tp in partitions if tp in self.positions}
@@ -406,33 +477,80 @@ class RunDriver:
         for part in isolation.parts(ranges):
             if stop.is_set():
                 return
-            with isolation.trying(part):
-                work = self._work(part)
-                try:
-                    task_outputs, counts = execute(work)
-                except PositionGone:
-                    check_topics(work, self.log)  # a ledger in a consumer group goes with its topic
-                    raise
-                self._finish(work, task_outputs, counts, started)
+            if self.topics.by_topic:
+                self._deliver_topics(part, execute, isolation, started)
+            else:
+                with isolation.trying(part):
+                    work = self._work(part)
+                    try:
+                        executed = execute(work)
+                    except PositionGone:
+                        check_topics(work, self.log)  # a ledger in a consumer group goes with its topic
+                        raise
+                    self._finish(work, self.sink, executed, started)
             started = time.monotonic()
+
+    def _deliver_topics(
+        self, part: BatchPart, execute: Callable[[BatchWork], Executed], isolation: Isolation, started: float
+    ) -> None:
+        """The same, with a table for each topic: what fails for one is done, or tried again, for the others."""
+        part = replace(part, ranges={tp: r for tp, r in part.ranges.items() if tp.topic not in self.topics.stopped})
+        if not part.ranges:
+            return
+        try:
+            work = self._work(part)
+            executed = execute(work)
+        except Exception as error:  # noqa: BLE001 - of no topic's alone
+            isolation.failed(part, error)
+            return
+        failures: list[Exception] = []
+        for topic in sorted({tp.topic for tp in part.ranges}):
+            own = work.for_topic(topic)
+            try:
+                with isolation.trying(replace(part, ranges=own.ranges)):
+                    if topic in executed.failed:
+                        raise executed.failed[topic]
+                    self._finish(own, self._sink_of(topic), executed, started)
+                    self.topics.delivered(topic)
+                    started = time.monotonic()
+            except TOPIC_STOPS as error:
+                self._stop_topic(topic, error)
+            except Exception as error:  # noqa: BLE001 - raised when the other topics are done
+                if isinstance(own_error(error), ColumnsChanged):
+                    self.topics.renew(topic)
+                if not isinstance(error, OF_THE_RUN) and self.topics.failed(topic) > ATTEMPTS_WITHOUT_PROGRESS:
+                    self._stop_topic(topic, last_word(translated(error), ATTEMPTS_WITHOUT_PROGRESS + 1))
+                else:
+                    failures.append(error)
+        if failures:
+            raise next((error for error in failures if isinstance(error, OF_THE_RUN)), failures[0])
+
+    def _stop_topic(self, topic: str, error: AvowError) -> None:
+        self.topics.stop(topic, error)
+        for tp in [tp for tp in self.positions if tp.topic == topic]:
+            del self.positions[tp]
 
     def _work(self, part: BatchPart) -> BatchWork:
         ranges = part.ranges
         topic_ids = {tp.topic: self._topic_ids[tp.topic] for tp in ranges}
-        context, hooks = self.sink.task_context(), self._observer.hooks
-        return BatchWork(self._pipeline, self.run, self._batch, ranges, context, topic_ids, part.set_aside, hooks)
+        hooks = self._observer.hooks
+        if not self.topics.by_topic:
+            context = self.sink.task_context()
+            return BatchWork(self._pipeline, self.run, self._batch, ranges, context, topic_ids, part.set_aside, hooks)
+        topics = {
+            topic: TopicWork(self.topics.part(topic), self._run_of(topic), self._sink_of(topic).task_context())
+            for topic in topic_ids
+        }
+        return BatchWork(self._pipeline, self.run, self._batch, ranges, None, topic_ids, part.set_aside, hooks, topics)
 
-    def _finish(
-        self,
-        work: BatchWork,
-        task_outputs: Sequence[object],
-        counts: Mapping[TopicPartition, Counts] | None,
-        started: float,
-    ) -> None:
-        """``counts``: what became of each range, where no attempt can have done it whose report is lost."""
+    def _finish(self, work: BatchWork, sink: DriverSink, executed: Executed, started: float) -> None:
+        """Commit what was staged of these ranges, and move their positions."""
+        topics = {tp.topic for tp in work.ranges}
+        task_outputs = [output for topic, output in executed.task_outputs if topic in topics]
+        counts = executed.counts
         if task_outputs:
-            assert isinstance(self.sink, CommittingSink)
-            commit_task_outputs(task_outputs, work, self.sink)
+            assert isinstance(sink, CommittingSink)
+            commit_task_outputs(task_outputs, work, sink)
         for tp, planned in work.ranges.items():
             self.positions[tp] = planned.until
         self.batches += 1
@@ -442,7 +560,9 @@ class RunDriver:
         if counts is None or task_outputs:  # a commit may have found some of it claimed already
             self._counted = False
         else:
-            self._counts |= {tp: self._counts.get(tp, ledger.NOTHING) + new for tp, new in counts.items()}
+            self._counts |= {
+                tp: self._counts.get(tp, ledger.NOTHING) + new for tp, new in counts.items() if tp in work.ranges
+            }
 
     # Publishing
 

@@ -102,24 +102,28 @@ class Isolation:
         """Around the delivery of a part: remembers what came of it."""
         try:
             yield
-        except Exception as error:
-            if isinstance(own_error(error), self._blameless):
-                raise
-            if part.set_aside:
-                (tried,) = part.ranges.values()
-                raise SourceError(
-                    f"the record at offset {tried.start} of {tried.topic}/{tried.partition} can neither be delivered "
-                    f"({part.set_aside}) nor kept as a dead letter: {cause_line(error)}"
-                ) from error
-            for tp, tried in part.ranges.items():
-                self._failed(tp, tried, cause_line(error))
-                if part.last_try:
-                    self._failed_last[tp] = cause_line(error)
-            if part.last_try:
-                return
-            raise
+        except Exception as error:  # noqa: BLE001 - raised there
+            self.failed(part, error)
+            return
         for tp, done in part.ranges.items():
             self._done(tp, done, part.set_aside)
+
+    def failed(self, part: BatchPart, error: Exception) -> None:
+        """Remembers the failure of a part and raises it, unless its single record is set aside next."""
+        if isinstance(own_error(error), self._blameless):
+            raise error
+        if part.set_aside:
+            (tried,) = part.ranges.values()
+            raise SourceError(
+                f"the record at offset {tried.start} of {tried.topic}/{tried.partition} can neither be delivered "
+                f"({part.set_aside}) nor kept as a dead letter: {cause_line(error)}"
+            ) from error
+        for tp, tried in part.ranges.items():
+            self._failed(tp, tried, cause_line(error))
+            if part.last_try:
+                self._failed_last[tp] = cause_line(error)
+        if not part.last_try:
+            raise error
 
     def _failed(self, tp: TopicPartition, tried: OffsetRange, error: str) -> None:
         before = self._suspects.get(tp)

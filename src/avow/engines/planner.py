@@ -70,7 +70,8 @@ class Planner:
         if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:
             return
         self._partitions_at = time.monotonic()
-        self._driver.adopt_new(self._driver.log.partitions().keys() - self._driver.positions.keys())
+        known = self._driver.topics.partitions(self._driver.log)
+        self._driver.adopt_new(known.keys() - self._driver.positions.keys())
 
 
 def shares(behind: Mapping[TopicPartition, int], max_records: int) -> dict[TopicPartition, int]:

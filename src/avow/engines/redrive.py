@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from avow import ledger, sinks
 from avow.engines.hooks import NO_HOOKS, Hooks
 from avow.engines.task import decode_batch
+from avow.engines.topics import resolved_part
 from avow.errors import PositionMoved, RetentionLoss
 from avow.guarantee import Guarantee
 from avow.kafka.batches import COLUMNS, headers_column
@@ -65,7 +66,9 @@ def redrive(
     total = Redriven()
     with sinks.dead_letters(pipeline) as dead_letters:
         partitions = dead_letters.partitions(selection)
+    whole = pipeline
     for tp in partitions:
+        pipeline = resolved_part(whole, tp.topic)
         sink = sinks.redriving(pipeline)
         chosen = replace(selection, topic=tp.topic, partition=tp.partition, from_offset=selection.from_offset or 0)
         with ExitStack() as opened:

@@ -26,11 +26,11 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from avow import native, sinks
+from avow import errors, native, sinks
 from avow.arrow import binaries
 from avow.client_cache import ClientCache
 from avow.engines import sql
-from avow.engines.causes import cause_line
+from avow.engines.causes import cause_line, translated
 from avow.engines.columns import Columns, sink_columns
 from avow.engines.driver import STOPS, EngineRun, Executed, RunDriver, prepare_table, remark_new_ledger
 from avow.engines.isolation import Isolation
@@ -42,7 +42,6 @@ from avow.engines.task import (
     RangePreparer,
     RangeReader,
     can_join,
-    check_topics,
     decoded,
     deliver,
     deliver_joined,
@@ -50,9 +49,11 @@ from avow.engines.task import (
     numbers,
     of_these_topics,
     python_transform,
+    recreated_topics,
     set_aside,
 )
-from avow.errors import AvowError, ColumnsChanged, ProtocolViolation, TopicRecreated
+from avow.engines.topics import Topics
+from avow.errors import AvowError, ColumnsChanged, ProtocolViolation
 from avow.kafka.log import Log, TopicPartition
 from avow.kafka.reader import BATCH_BYTES, gatherer, reader
 from avow.ledger import OffsetRange
@@ -94,9 +95,10 @@ class SparkRun(EngineRun):
         pipeline = self._pipeline
         # What needs no JVM is asked before one starts: a wrong password or a missing topic is reported at once.
         python_transform(pipeline)
+        topics = self._topics
         with sinks.driver_sink(pipeline) as sink, Log(pipeline.source, pipeline.name) as log:
             sink.prepare()
-            known = log.partitions()
+            known = topics.partitions(log)
             remark_new_ledger(sink, log, known, pipeline, self._observer)
             # Only a query's records go through the JVM: for the others a long run is a short one.
             short = self._once and (not pipeline.by_sql or _backlog(sink, log, known) < SHORT_BELOW)
@@ -106,12 +108,15 @@ class SparkRun(EngineRun):
             else:
                 meet_executors(spark, self._stop, self._observer.event)
             ends = log.stable_ends(known) if self._once else None
-            prepare_table(sink, pipeline, sink_fields(spark, pipeline), self._observer)
+            topics.columns_of = partial(sink_fields, spark)
+            if not topics.by_topic:
+                prepare_table(sink, pipeline, topics.columns(""), self._observer)
 
         def make(isolation: Isolation) -> SparkAttempt:
-            return SparkAttempt(self._pipeline, spark, ends, self._stop, self._observer, isolation)
+            return SparkAttempt(topics, spark, ends, self._stop, self._observer, isolation)
 
         self._attempts(make, partial(_refuse_ended, spark))
+        topics.raise_stopped()
 
 
 def _refuse_ended(spark: SparkSession, error: Exception) -> None:
@@ -142,29 +147,33 @@ class SparkAttempt:
 
     def __init__(
         self,
-        pipeline: PipelineConfig,
+        topics: Topics,
         spark: SparkSession,
         ends: Mapping[TopicPartition, int] | None,
         stop: threading.Event,
         observer: Observer,
         isolation: Isolation,
     ) -> None:
+        pipeline = topics.pipeline
         self._interval_s = pipeline.interval.total_seconds()
+        self._topics = topics
         self._spark = spark
-        self._pipeline = pipeline
         self._ends = ends
         self._stop = stop
         self._isolation = isolation
-        self.driver = RunDriver(pipeline, observer)
+        self.driver = RunDriver(pipeline, observer, topics)
         self._planner = Planner(self.driver, pipeline.batch.max_records, ends)
 
     def close(self) -> None:
         self.driver.close()
 
     def execute(self) -> bool:
-        self.driver.prepare(sink_fields(self._spark, self._pipeline))
+        if not self._topics.by_topic:
+            self.driver.prepare(self._topics.columns(""))
         self.driver.begin()
         while not self._stop.is_set():
+            if self._topics.stopped and not self.driver.positions:
+                return True
             next_at = time.monotonic() + self._interval_s
             ranges = self._planner.next_batch()
             if ranges:
@@ -181,14 +190,19 @@ class SparkAttempt:
     def _execute(self, work: BatchWork) -> Executed:
         """One job. What became of the ranges is not known: a task that Spark repeats finds its range claimed."""
         done, task_outputs = set(), []
+        failed: dict[str, Exception] = {}
         for report in collect(work_frame(self._spark, work)):
             if report.stop is not None:
-                raise REPORTED[report.stop](report.message, advice=report.advice)
+                error: AvowError = getattr(errors, report.stop, AvowError)(report.message, advice=report.advice)
+                if not work.topics:
+                    raise error
+                failed.setdefault(report.topic, error)
             done.add(TopicPartition(report.topic, report.partition))
-            task_outputs += [pickle.loads(report.task_output)] if report.task_output is not None else []
+            if report.task_output is not None:
+                task_outputs.append((report.topic, pickle.loads(report.task_output)))
         if done != work.ranges.keys():
             raise ProtocolViolation(f"tasks reported {sorted(map(str, done))}, of {sorted(map(str, work.ranges))}")
-        return task_outputs, None
+        return Executed(task_outputs, None, failed)
 
 
 def work_frame(spark: SparkSession, work: BatchWork) -> DataFrame:
@@ -242,8 +256,9 @@ def _decode_and_write_task(batches: Iterator[pa.RecordBatch], work: BatchWork) -
         gathered = yield from _deliver_gathered(ranges, work)
         ranges = {tp: range_ for tp, range_ in ranges.items() if tp not in gathered}
     for tp in ranges:
-        read, pipeline, why = _range_reader(tp, work), work.pipeline, work.set_aside
-        yield _reported(tp, work, set_aside(read, pipeline, why) if why else decoded(read, pipeline))
+        own = work.for_topic(tp.topic)
+        read, pipeline, why = _range_reader(tp, work), own.pipeline, work.set_aside
+        yield _reported(tp, own, set_aside(read, pipeline, why) if why else decoded(read, pipeline))
 
 
 def _deliver_gathered(
@@ -252,18 +267,30 @@ def _deliver_gathered(
     """Small ranges, read at the same time and kept in memory. Gives those that were small enough for that."""
     pipeline = work.pipeline
     gathered = gatherer(pipeline.source, pipeline.name).gather(ranges, BATCH_BYTES)
-    try:
-        if work.topic_ids:
-            check_topics(*_topics_of(work, ranges))
-    except TopicRecreated as stop:
-        yield _report(list(ranges), stop=stop)
-        return ranges.keys()
-    if can_join(pipeline) and len(gathered) > 1:
-        yield _joined(gathered, work)
-    else:
-        for tp, records in gathered.items():
-            yield _reported(tp, work, decoded(from_memory(records), pipeline, ahead=False))
-    return gathered.keys()
+    stopped = set()
+    for topic, stop in (recreated_topics(*_topics_of(work, ranges)) if work.topic_ids else {}).items():
+        stopped |= {tp for tp in ranges if tp.topic == topic or not work.topics}
+        yield _report([tp for tp in stopped if tp.topic == topic or not work.topics], stop=stop)
+        if not work.topics:
+            return ranges.keys()
+    for group in together({tp: records for tp, records in gathered.items() if tp not in stopped}, work):
+        own = work.for_topic(next(iter(group)).topic)
+        if can_join(pipeline) and len(group) > 1:
+            yield _joined(group, own)
+        else:
+            for tp, records in group.items():
+                yield _reported(tp, own, decoded(from_memory(records), own.pipeline, ahead=False))
+    return gathered.keys() | stopped
+
+
+def together(
+    gathered: Mapping[TopicPartition, pa.RecordBatch | None], work: BatchWork
+) -> list[dict[TopicPartition, pa.RecordBatch | None]]:
+    """What can go into the same acts: all, or what is of one topic where each has a table of its own."""
+    groups: dict[str, dict[TopicPartition, pa.RecordBatch | None]] = {}
+    for tp, records in gathered.items():
+        groups.setdefault(tp.topic if work.topics else "", {})[tp] = records
+    return list(groups.values())
 
 
 def _write_task(batches: Iterator[pa.RecordBatch], work: BatchWork) -> Iterator[pa.RecordBatch]:
@@ -271,7 +298,7 @@ def _write_task(batches: Iterator[pa.RecordBatch], work: BatchWork) -> Iterator[
     native.allow(work.pipeline.native)
     rows = (batch for batch in batches if batch.num_rows)
     tp = sql.task_partition(work)
-    yield _reported(tp, work, sql.prepared(rows, work, tp))
+    yield _reported(tp, work.for_topic(tp.topic), sql.prepared(rows, work, tp))
     for _ in rows:
         pass
     sql.take_note(work)  # a replay has not taken it
@@ -300,11 +327,16 @@ def _reports(
     partitions: Sequence[TopicPartition], work: BatchWork, act: Callable[[TaskSink | StagingSink], object]
 ) -> pa.RecordBatch:
     """A line for each partition after the act. A named stop is reported and not raised, and so is what ends the attempt
-    anyway: Spark would try again what must not be tried again."""
+    anyway: Spark would try again what must not be tried again. And so is any failure where each topic has a table of
+    its own, or it would end the work on the others."""
     try:
         return _report(partitions, act(sinks.task_sink(work.pipeline, work.run, work.task_context)))
     except tuple(REPORTED.values()) as stop:
         return _report(partitions, stop=stop)
+    except Exception as error:
+        if work.pipeline.topic is None:
+            raise
+        return _report(partitions, stop=translated(error))
 
 
 def _report(

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from avow import ledger
 from avow.arrow import no_rows
 from avow.engines.hooks import NO_HOOKS, Hooks
-from avow.errors import AvowError, ConfigError, ProtocolViolation, TooManyDeadLetters, first_line
+from avow.errors import AvowError, ConfigError, ProtocolViolation, TooManyDeadLetters, TopicRecreated, first_line
 from avow.formats import decoder
 from avow.formats.base import Decoder
 from avow.guarantee import Act
@@ -67,6 +67,15 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
+class TopicWork:
+    """What is one topic's own in a batch, where each has a table of its own."""
+
+    pipeline: PipelineConfig  # its part
+    run: int
+    task_context: object
+
+
+@dataclass(frozen=True, slots=True)
 class BatchWork:
     """What a batch's tasks have in common. It is pickled into each."""
 
@@ -78,6 +87,22 @@ class BatchWork:
     topic_ids: Mapping[str, str] = field(default_factory=dict)  # that the ledger knows, of the ranges' topics
     set_aside: str = ""  # why the records are to be dead letters as they are, without being decoded
     hooks: Hooks = NO_HOOKS
+    topics: Mapping[str, TopicWork] = field(default_factory=dict)  # where each has a table of its own
+
+    def for_topic(self, topic: str) -> BatchWork:
+        """What of it is one topic's, where each has a table of its own; else all of it."""
+        own = self.topics.get(topic)
+        if own is None:
+            return self
+        return replace(
+            self,
+            pipeline=own.pipeline,
+            run=own.run,
+            task_context=own.task_context,
+            ranges={tp: range_ for tp, range_ in self.ranges.items() if tp.topic == topic},
+            topic_ids={name: topic_id for name, topic_id in self.topic_ids.items() if name == topic},
+            topics={},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +325,20 @@ _CLAIMED = (
 def check_topics(work: BatchWork, log: Log) -> None:
     """Refuse records whose topic was deleted and made again since the run began. To be asked after records were read,
     before anything is done with them: if the topic still has the id, they were its own."""
+    for recreated in recreated_topics(work, log).values():
+        raise recreated
+
+
+def recreated_topics(work: BatchWork, log: Log) -> dict[str, TopicRecreated]:
+    """The same as what there is to raise, by topic."""
     now = {tp.topic: topic_id for tp, topic_id in log.partitions_of(work.topic_ids).items()}
+    recreated = {}
     for topic, topic_id in work.topic_ids.items():
-        ledger.check_topic(f"{topic} is read", topic_id, now[topic])
+        try:
+            ledger.check_topic(f"{topic} is read", topic_id, now[topic])
+        except TopicRecreated as error:
+            recreated[topic] = error
+    return recreated
 
 
 def of_these_topics(read: RangeReader, work: BatchWork, log: Log) -> RangeReader:

@@ -129,12 +129,13 @@ class GroupMember:
             fenced = error
         self._next |= begin
         self._opened(consumer, begin)
-        offsets = _offsets(begin or dict.fromkeys(tps, client.OFFSET_END))
+        offsets = _offsets(dict.fromkeys(tps, client.OFFSET_END) | begin)
         (consumer.assign if self._eager else consumer.incremental_assign)(offsets)
         if fenced is not None:
             self.give_up(tps, fenced)
-        elif offsets:
-            consumer.resume(offsets)  # it may have been paused in an earlier stay
+        elif begin:
+            consumer.resume(_offsets(begin))  # it may have been paused in an earlier stay
+        self._pause([tp for tp in tps if tp not in begin])
 
     def _on_revoke(self, consumer: client.Consumer, partitions: list[client.TopicPartition]) -> None:
         self._gone(consumer, partitions, False)
@@ -175,6 +176,18 @@ class GroupMember:
             self._next.pop(tp, None)
             self._fenced[tp] = (time.monotonic(), error)
         self._forget(partitions)
+        self._pause(partitions)
+
+    def leave(self, topics: Collection[str]) -> None:
+        """Read no more of these. They are to be left out of the next ``subscribe``."""
+        partitions = [tp for tp in self._next if tp.topic in topics]
+        self._astray.difference_update(partitions)
+        for tp in partitions:
+            del self._next[tp]
+        self._forget(partitions)
+        self._pause(partitions)
+
+    def _pause(self, partitions: Iterable[TopicPartition]) -> None:
         with suppress(KafkaException):  # it is just going
             self._client.pause([to_client(tp) for tp in partitions])
 

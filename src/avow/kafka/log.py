@@ -116,8 +116,8 @@ class Log:
             )
         return by_topic
 
-    def partitions_of(self, topics: Iterable[str]) -> dict[TopicPartition, str]:
-        """Every partition of these topics -> topic id. They must exist."""
+    def partitions_of(self, topics: Iterable[str], *, skip_missing: bool = False) -> dict[TopicPartition, str]:
+        """Every partition of these topics -> topic id. They must exist; or those that do not are left out."""
         names = sorted(set(topics))
         described: dict[str, TopicDescription | None] = {}
 
@@ -125,7 +125,7 @@ class Log:
             described.update(self.admin.describe_topics(names))
             return None not in described.values()
 
-        if poll_until(complete, NEWS_S):
+        if poll_until(complete, NEWS_S) or skip_missing:
             return _by_partition(topic for topic in described.values() if topic is not None)
         missing = [name for name in names if described[name] is None]
         raise SourceError(

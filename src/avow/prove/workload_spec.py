@@ -57,6 +57,7 @@ class WorkloadSpec(ABC):
         document |= {"name": name, "guarantee": str(cell.guarantee), "engine": engine.name}
         document["source"] = {"brokers": brokers, "topics": [name], "kafka": engine.source}
         document["sink"] = {**document["sink"], **oracle.sink_config()}
+        document["sink"].pop("on_topic_failure", None)  # a cell has one topic, and one table
         document["batch"] = {"interval": "500ms", "max_records": batch}
         document["spark"] = {**(spark or {}), **document.get("spark", {}), **engine.spark, **(master or {})}
         for section, settings in (declares or {}).items():

@@ -19,6 +19,7 @@ and ``[sink]``) and ``plan`` (which adds the sinks' offers).
 from avow.settings.read import cluster, declared, from_options, load, refused
 from avow.settings.tree import (
     REST_COLUMN,
+    TOPIC,
     BatchSettings,
     ClientSettings,
     DeadLetters,
@@ -30,14 +31,17 @@ from avow.settings.tree import (
     Section,
     SinkConfig,
     Source,
+    TableSinkConfig,
     TopicName,
     Transform,
+    shared_places,
     unwrap_secrets,
 )
 from avow.settings.values import Offsets, Problem, Start
 
 __all__ = [
     "REST_COLUMN",
+    "TOPIC",
     "BatchSettings",
     "ClientSettings",
     "DeadLetters",
@@ -52,6 +56,7 @@ __all__ = [
     "SinkConfig",
     "Source",
     "Start",
+    "TableSinkConfig",
     "TopicName",
     "Transform",
     "cluster",
@@ -59,5 +64,6 @@ __all__ = [
     "from_options",
     "load",
     "refused",
+    "shared_places",
     "unwrap_secrets",
 ]

@@ -9,6 +9,7 @@ Its neighbours are ``values`` (the rules of one value), ``read`` (which fills th
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ from avow import plugins
 from avow import schema as ddl
 from avow.guarantee import Guarantee
 from avow.settings import values
-from avow.settings.values import Problem, Start, raise_if_any, refuse
+from avow.settings.values import Problem, Refused, Start, raise_if_any, refuse
 
 
 class Section(BaseModel):
@@ -257,6 +258,15 @@ class SinkConfig(Section):
         """Where rows go, as it is shown to people: "table payments". A sink with more to say overrides it."""
         return self.kind
 
+    @property
+    def by_topic(self) -> bool:
+        """Whether each topic has a table of its own, made from its name."""
+        return False
+
+    def for_topic(self, topic: str) -> Self:
+        """The sink of one topic, where each has a table of its own. Raises ``Refused`` where its name cannot be one."""
+        raise NotImplementedError
+
     def with_timeout(self, seconds: float) -> Self:  # noqa: ARG002
         """The same sink with a bound on connecting and on each query, for a web page. Not every sink has one."""
         return self
@@ -296,6 +306,69 @@ class SinkConfig(Section):
         return ""
 
 
+TOPIC = "{topic}"  # in a table's name
+
+
+class TableSinkConfig(SinkConfig):
+    """[sink] of a kind whose rows go into a table: one for all topics or, with ``{topic}`` in its name, one each."""
+
+    table_key: ClassVar[str]  # the key that names it
+
+    on_topic_failure: Literal["stop-topic", "stop-all"] = Field("stop-topic", description='"stop-topic" or "stop-all"')
+
+    @property
+    def by_topic(self) -> bool:
+        return TOPIC in str(getattr(self, self.table_key))
+
+    def for_topic(self, topic: str) -> Self:
+        name = topic_in_name(topic)
+        own = self.model_copy(update={self.table_key: self._table_of(name)})
+        if self.table_key in self._written:
+            own._written = {**self._written, self.table_key: str(self._written[self.table_key]).replace(TOPIC, name)}
+        own.check_table()
+        return own
+
+    @abstractmethod
+    def _table_of(self, name: str) -> Any:
+        """The value of ``table_key`` with this name for ``{topic}``."""
+
+    @abstractmethod
+    def check_table(self) -> None:
+        """Refuse a table that the sink cannot have."""
+
+    @property
+    def places(self) -> frozenset[str]:
+        """What the table takes up, with what is beside it: two topics that share one of these cannot both be there.
+        Without case: not every store and catalog tells names apart by it."""
+        return frozenset({str(getattr(self, self.table_key)).casefold()})
+
+    @model_validator(mode="after")
+    def _check_table_key(self) -> Self:
+        for found in re.findall(r"\{\w*\}", str(getattr(self, self.table_key))):
+            if found != TOPIC:
+                refuse(f"{found} is not known", f"{TOPIC}, the name of the record's topic", self.table_key)
+        if not self.by_topic and "on_topic_failure" in self.model_fields_set:
+            allowed = f"only with a table for each topic: {TOPIC} in sink.{self.table_key}"
+            refuse("is set, but all topics go into one table", allowed, "on_topic_failure")
+        self.check_table()
+        return self
+
+
+def topic_in_name(topic: str) -> str:
+    """A topic's name as a part of a table's name, where dots would separate and dashes must be quoted."""
+    return re.sub("[.-]", "_", topic)
+
+
+def shared_places(sinks: Mapping[str, SinkConfig]) -> dict[str, str]:
+    """Of the sinks of topics: topics whose table is another topic's too -> that one, the first if there are several."""
+    owners: dict[str, list[str]] = {}
+    for topic, sink in sinks.items():
+        for place in sink.places if isinstance(sink, TableSinkConfig) else ():
+            owners.setdefault(place, []).append(topic)
+    shared = [topics for topics in owners.values() if len(topics) > 1]
+    return {topic: next(other for other in topics if other != topic) for topics in shared for topic in reversed(topics)}
+
+
 class InPluginSection(ValueError):
     """What pydantic found wrong in a section that a plugin's class reads, and the class that has its keys."""
 
@@ -309,9 +382,12 @@ def _plugin_section(section: str, key: str, registry: Mapping[str, Any], base: t
 
     def read(value: Any, info: ValidationInfo) -> Section:
         section = read_alone(value)
-        source = info.data.get("source")
-        # Without a source, which is then refused, nothing is asked about it.
-        return section.for_source(source) if isinstance(section, FormatConfig) and source is not None else section
+        source, sink = info.data.get("source"), info.data.get("sink")
+        # Without a source or a sink, which are then refused, nothing is asked about them. Where each topic has a table
+        # of its own, each has columns of its own: they are asked for when it is read.
+        if not isinstance(section, FormatConfig) or source is None or sink is None or sink.by_topic:
+            return section
+        return section.for_source(source)
 
     def read_alone(value: Any) -> Section:
         if isinstance(value, base):
@@ -361,9 +437,9 @@ class PipelineConfig(Section):
     engine: Literal["spark", "consumer"] = Field("spark", description='"spark" or "consumer"')
     native: bool = Field(True, description="true or false")
     source: Source = Field(description="a table [source]")
-    decode: SerializeAsAny[Annotated[FormatConfig, _DECODE]] = Field(description="a table [decode]")
-    transform: Transform | None = Field(None, description="a table [transform]")
     sink: SerializeAsAny[Annotated[SinkConfig, _SINK]] = Field(description="a table [sink]")
+    decode: SerializeAsAny[Annotated[FormatConfig, _DECODE]] = Field(description="a table [decode]")  # asks the sink
+    transform: Transform | None = Field(None, description="a table [transform]")
     dead_letters: DeadLetters = Field(DeadLetters(), description="a table [dead_letters]")
     batch: BatchSettings = Field(BatchSettings(), description="a table [batch]")
     spark: Annotated[ClientSettings, BeforeValidator(values.spark_settings)] = Field(
@@ -371,11 +447,27 @@ class PipelineConfig(Section):
     )
 
     _secrets_in_file: tuple[str, ...] = PrivateAttr(())
+    _topic: str | None = PrivateAttr(None)
 
     @property
     def secrets_in_file(self) -> tuple[str, ...]:
         """The keys whose secret stands in the file itself and not in the environment."""
         return self._secrets_in_file
+
+    @property
+    def topic(self) -> str | None:
+        """Whose part of a pipeline with a table for each topic this is; None: it is a whole pipeline."""
+        return self._topic
+
+    def for_topic(self, topic: str) -> Self:
+        """The part of a pipeline with a table for each topic that is about this one: it reads that topic alone. Raises
+        ``Refused`` if there can be no such table. Of a format whose columns come from outside the file it has none yet
+        (``FormatConfig.for_source``)."""
+        source = self.source.model_copy(update={"topics": (topic,), "topics_pattern": None})
+        source._written = {name: text for name, text in source._written.items() if not name.startswith("topics")}
+        part = self.model_copy(update={"source": source, "sink": self.sink.for_topic(topic)})
+        part._topic = topic
+        return part
 
     def on_engine(self, engine: str) -> Self:
         """The same pipeline on another engine. Raises ``Refused`` if that engine cannot run it."""
@@ -423,7 +515,9 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """What needs more than one section."""
-        raise_if_any([*_column_problems(self), *_key_problems(self), *_combination_problems(self)])
+        raise_if_any(
+            [*_column_problems(self), *_key_problems(self), *_combination_problems(self), *_topic_problems(self)]
+        )
         return self
 
 
@@ -456,6 +550,8 @@ def _column_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
 def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.transform is not None:
         return  # the transform decides the sink's columns
+    if not pipeline.decode.is_resolved:
+        return  # asked again when they are known (``with_decode``)
     columns = {field.name: field for field in pipeline.decode.columns}
     for number, name in enumerate(pipeline.sink.key):
         if name in pipeline.sink.lineage:
@@ -469,6 +565,27 @@ def _key_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
             yield Problem(at, f"{name!r} is nullable", "columns that decode.schema declares as not null")
 
 
+def _topic_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
+    """Topics that are listed, and cannot have a table each. Of those of a pattern nothing is known yet."""
+    if not pipeline.sink.by_topic:
+        return
+    topics, tables = pipeline.source.topics, {}
+    for number, topic in enumerate(topics):
+        try:
+            tables[topic] = pipeline.sink.for_topic(topic)
+        except Refused as error:
+            for problem in error.problems:
+                yield Problem(
+                    ("source", "topics", number), f"{topic!r} cannot have a table: {problem.wrong}", problem.allowed
+                )
+    for topic, other in sorted(shared_places(tables).items()):
+        yield Problem(
+            ("source", "topics", topics.index(topic)),
+            f"{topic!r}: its {tables[topic].target} would be that of {other!r} too",
+            "topics whose names differ by more than case, . - _ or, in a lake, a final _dead_letters; or two pipelines",
+        )
+
+
 def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
     if pipeline.sink.mode == "upsert" and "tombstones" in pipeline.decode.model_fields_set:
         yield Problem(
@@ -478,6 +595,12 @@ def _combination_problems(pipeline: PipelineConfig) -> Iterator[Problem]:
         )
     yield from pipeline.decode.problems(pipeline)
     yield from pipeline.sink.problems(pipeline)
+    if pipeline.by_sql and not pipeline.decode.is_resolved:
+        yield Problem(
+            ("transform", "sql"),
+            "is one query over all topics, and each topic has columns of its own in the schema registry",
+            "transform.python, a declared schema, or a pipeline for each topic",
+        )
     if pipeline.engine == "consumer" and pipeline.by_sql:
         yield Problem(
             ("engine",), "the consumer engine cannot run transform.sql", 'transform.python, or engine = "spark"'

@@ -61,6 +61,7 @@ class SinkPlugin(ABC):
     # Capabilities
     spans_partitions: ClassVar[bool] = False  # one act can hold the claims of many partitions
     commits_per_batch: ClassVar[bool] = False  # tasks write invisible files, which the driver commits
+    ledger_by_topic: ClassVar[bool] = False  # with a table for each topic, each has a ledger too, and numbers its runs
     ledger_in_group: ClassVar[bool] = False  # the ledger is the consumer group itself: no other client may commit to it
     atomic_writes: ClassVar[bool] = True  # also outside of exactly-once a write that failed has left nothing
     refuses_nul: ClassVar[bool] = False  # text with U+0000 cannot be stored: such a record is a dead letter
@@ -358,6 +359,11 @@ class DriverSink(ClosingContext, ABC):
     def prepare_table(self, fields: tuple[Field, ...], *, rest: bool) -> bool:
         """Make or check where rows go. ``fields`` are the payload's; with ``rest`` there is a column of unknown fields
         too. True if it was made."""
+
+    def open_topic(self, part: PipelineConfig) -> DriverSink:
+        """What one topic's table is asked of, where each topic has one (``SinkConfig.by_topic``): ``prepare_table`` and
+        what follows on it. Closed with this sink. ``part``: the topic's part of the pipeline."""
+        raise NotImplementedError
 
     @abstractmethod
     def open_run(self, partitions: Collection[TopicPartition] | None = None) -> int:

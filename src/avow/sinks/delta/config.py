@@ -6,7 +6,7 @@ Owns: its keys and the rules of their values.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -34,8 +34,12 @@ def store_settings(value: Any) -> dict[str, str]:
 
 
 class DeltaConfig(LakeConfig):
+    table_key: ClassVar[str] = "path"
+
     kind: Literal["delta"] = Field(description='"delta"')
-    path: Annotated[str, AfterValidator(lake_path)] = Field(description="a folder, or s3://bucket/folder")
+    path: Annotated[str, AfterValidator(lake_path)] = Field(
+        description="a folder, or s3://bucket/folder; {topic} in it stands for the topic"
+    )
     options: Annotated[ClientSettings, BeforeValidator(store_settings)] = Field(
         {}, description="a table of the store's settings"
     )

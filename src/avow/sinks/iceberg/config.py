@@ -27,14 +27,20 @@ def catalog_settings(value: Any) -> dict[str, str]:
 
 
 class IcebergConfig(LakeConfig):
+    table_key: ClassVar[str] = "table"
     reserved_columns: ClassVar[frozenset[str]] = LakeConfig.reserved_columns | frozenset(
         {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"}
     )
 
     kind: Literal["iceberg"] = Field(description='"iceberg"')
     table: Annotated[
-        str, matching(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", "is not a table name", '"namespace.table"')
-    ] = Field(description='"namespace.table"')
+        str,
+        matching(
+            r"([A-Za-z0-9_-]|\{topic\})+(\.([A-Za-z0-9_-]|\{topic\})+)+",
+            "is not a table name",
+            '"namespace.table", with {topic} where each topic has a table of its own',
+        ),
+    ] = Field(description='"namespace.table"; {topic} in it stands for the topic')
     catalog: Annotated[ClientSettings, BeforeValidator(catalog_settings)] = Field(
         description='a table of pyiceberg\'s catalog settings; { warehouse = "folder" } is a local one'
     )

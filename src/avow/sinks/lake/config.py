@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, StrictInt
 
 from avow import schema as ddl
-from avow.settings import PipelineConfig, Problem, SinkConfig
+from avow.settings import TOPIC, PipelineConfig, Problem, TableSinkConfig
 from avow.settings.values import has_control, refuse
 
 
@@ -62,7 +62,10 @@ def _or_none(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-class LakeConfig(SinkConfig):
+NAME_BYTES_MAX = 255 - len("_dead_letters")  # of a table's own name, which is a folder's too
+
+
+class LakeConfig(TableSinkConfig):
     reserved_columns: ClassVar[frozenset[str]] = frozenset(  # put beside a table's own while keys are matched
         {"__avow_deleted", "__avow_number", "__avow_row", "__avow_change"}
     )
@@ -73,6 +76,18 @@ class LakeConfig(SinkConfig):
     )
     file_mb: StrictInt = Field(128, ge=1, le=4_096, description="a number from 1 to 4,096")
     evolve: Literal["refuse", "add"] = Field("refuse", description='"refuse" or "add"')
+
+    def _table_of(self, name: str) -> str:
+        return str(getattr(self, self.table_key)).replace(TOPIC, name)
+
+    def check_table(self) -> None:
+        for part in re.split(r"[./]", str(getattr(self, self.table_key))):
+            if (size := len(part.encode())) > NAME_BYTES_MAX:
+                refuse(f"{part!r} is {size} bytes long", f"names of at most {NAME_BYTES_MAX} bytes", self.table_key)
+
+    @property
+    def places(self) -> frozenset[str]:
+        return frozenset({*super().places, *(f"{place}_dead_letters" for place in super().places)})
 
     def partition_problem(self, fields: Iterable[ddl.Field]) -> tuple[str, str] | None:
         """What keeps rows of these fields and the lineage from being put so, and what is allowed; None if nothing."""
@@ -98,7 +113,7 @@ class LakeConfig(SinkConfig):
         return None
 
     def problems(self, pipeline: PipelineConfig) -> Iterator[Problem]:
-        if pipeline.transform is not None:
+        if pipeline.transform is not None or not pipeline.decode.is_resolved:
             return  # the transform decides the sink's columns, and the sink asks when they are known
         if problem := self.partition_problem(pipeline.decode.columns.fields):
             yield Problem(("sink", "partition_by"), *problem)

@@ -51,6 +51,9 @@ class Compacted:
     files_before: int
     files_after: int
 
+    def __add__(self, other: Compacted) -> Compacted:
+        return Compacted(self.files_before + other.files_before, self.files_after + other.files_after)
+
 
 def compact(table: LakeTable, pipeline: str, target: int) -> Compacted:
     """Merge small files. A run that goes on meanwhile is never in the way, and neither is this in its."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class LakePlugin(SinkPlugin):
     offers = TABLE_OFFERS
     commits_per_batch = True
+    ledger_by_topic = True
     dead_letter_promise = (
         "Dead letters are committed before the rows of their batch, each once by positions of their own; the next run "
         "resolves a crash in between."
@@ -30,7 +31,10 @@ class LakePlugin(SinkPlugin):
 
     def open_driver(self, pipeline: PipelineConfig) -> DriverSink:
         from avow.sinks.lake.driver import LakeDriver
+        from avow.sinks.topics import TopicsDriver
 
+        if pipeline.sink.by_topic:
+            return TopicsDriver(pipeline, self.open_driver)
         return LakeDriver(pipeline, *self.open_tables(pipeline))
 
     def open_task(self, pipeline: PipelineConfig, run: int, context: object) -> StagingSink:
@@ -46,7 +50,10 @@ class LakePlugin(SinkPlugin):
 
     def open_dead_letters(self, pipeline: PipelineConfig) -> DeadLetterReader:
         from avow.sinks.lake.redrive import LakeDeadLetters
+        from avow.sinks.topics import TopicsDeadLetters
 
+        if pipeline.sink.by_topic:
+            return TopicsDeadLetters(pipeline, self.open_dead_letters)
         return LakeDeadLetters(*self.open_tables(pipeline))
 
     def open_reader(self, pipeline: PipelineConfig, snapshot: str | None) -> AuditReader:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, PrivateAttr, SecretStr, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, PrivateAttr, SecretStr
 
-from avow.settings import SinkConfig
+from avow.settings import TOPIC, TableSinkConfig
 from avow.settings.values import climbs, has_control, refuse
 
 
@@ -25,7 +25,7 @@ class Table:
 
     def __str__(self) -> str:
         parts = (self.name,) if self.schema is None else (self.schema, self.name)
-        return ".".join(p if re.fullmatch(r"\w+", p) else '"' + p.replace('"', '""') + '"' for p in parts)
+        return ".".join(p if re.fullmatch(r"(\w|\{topic\})+", p) else '"' + p.replace('"', '""') + '"' for p in parts)
 
 
 def parse_table(value: Any) -> Table:
@@ -70,9 +70,10 @@ def _check_as_libpq_reads_it(rest: str) -> None:
             refuse("has a port that is not a number, or a password that is not escaped", escaped)
 
 
-class PostgresConfig(SinkConfig):
+class PostgresConfig(TableSinkConfig):
     """[sink] with kind = "postgres"."""
 
+    table_key: ClassVar[str] = "table"
     name_bytes_max: ClassVar[int | None] = 63
     reserved_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
     columns_max: ClassVar[int | None] = 1_600
@@ -80,7 +81,7 @@ class PostgresConfig(SinkConfig):
     kind: Literal["postgres"] = Field(description='"postgres"')
     url: Annotated[SecretStr, AfterValidator(postgres_url)] = Field(description="postgresql://user@host:port/database")
     table: Annotated[Table, PlainValidator(parse_table), PlainSerializer(str)] = Field(
-        description='"table", "schema.table" or ["schema", "table"]'
+        description='"table", "schema.table" or ["schema", "table"]; {topic} in it stands for the topic'
     )
     evolve: Literal["refuse", "add"] = Field("refuse", description='"refuse" or "add"')
 
@@ -100,11 +101,13 @@ class PostgresConfig(SinkConfig):
     def target(self) -> str:
         return f"table {self.shown('table')}"
 
-    @model_validator(mode="after")
-    def _check_table(self) -> Self:
+    def _table_of(self, name: str) -> Table:
+        schema = self.table.schema
+        return Table(self.table.name.replace(TOPIC, name), schema and schema.replace(TOPIC, name))
+
+    def check_table(self) -> None:
         for name in filter(None, (self.table.schema, self.table.name)):
             if wrong := self.name_problem(name):
                 refuse(f"{name!r} {wrong}", "names of at most 63 bytes, without control characters", "table")
         if self.table.schema in ("avow", "information_schema") or (self.table.schema or "").startswith("pg_"):
             refuse(f"the schema {self.table.schema!r} is reserved", "any other schema", "table")
-        return self

@@ -194,20 +194,26 @@ def _last(last: Fingerprint | None) -> str:
     return "".join(f", {column} = CASE WHEN {is_later} THEN {column} ELSE {value} END" for column, value in values)
 
 
+def _table_key(pipeline: PipelineConfig) -> str:
+    """Under which a table is in ``avow.pipelines``: one for each topic where each has a table of its own. No pipeline's
+    name has a slash."""
+    return pipeline.name if pipeline.topic is None else f"{pipeline.name}/{pipeline.topic}"
+
+
 def check_table(session: Session, pipeline: PipelineConfig, oid: int) -> None:
     """Refuse another table than the one that the positions are of: it may have taken its name since the start."""
     others = session.query(
         "SELECT table_name, (SELECT oid::regclass::text FROM pg_class WHERE oid = table_oid) FROM avow.pipelines"
         f" WHERE pipeline = $1 AND table_oid <> {oid}",
-        pipeline.name,
+        _table_key(pipeline),
     )
     if others:
-        raise _other_table(pipeline, *others[0])
+        raise _other_table(pipeline, _table_key(pipeline), *others[0])
 
 
-def _other_table(pipeline: PipelineConfig, known: str, now_called: str | None) -> ConfigError:
+def _other_table(pipeline: PipelineConfig, key: str, known: str, now_called: str | None) -> ConfigError:
     assert isinstance(pipeline.sink, PostgresConfig)
-    name, table = pipeline.name, pipeline.sink.table
+    name, table = key, pipeline.sink.table
     accept = (
         f"If {table} has its rows (a restored backup, a rebuilt table), confirm that with DELETE FROM "
         f"avow.pipelines WHERE pipeline = {literal(name)}."
@@ -239,17 +245,21 @@ class PostgresDriver(DriverSink):
 
     remarks: list[str]
 
-    def __init__(self, pipeline: PipelineConfig) -> None:
+    def __init__(self, pipeline: PipelineConfig, session: Session | None = None) -> None:
         assert isinstance(pipeline.sink, PostgresConfig)
         self._pipeline = pipeline
         self._sink = pipeline.sink
         self._url = pipeline.sink.url.get_secret_value()
-        self._session = Session(self._url, "avow-driver", pipeline.sink.timeout_s)
+        self._session = session or Session(self._url, "avow-driver", pipeline.sink.timeout_s)
         self._has_table = False  # a plain consumer has none
         self.remarks = []
 
     def close(self) -> None:
         self._session.close()
+
+    def open_topic(self, part: PipelineConfig) -> DriverSink:
+        """By the same connection: the ledger is one for all topics."""
+        return PostgresDriver(part, self._session)
 
     def prepare(self) -> None:
         """Make or upgrade schema ``avow``."""
@@ -268,7 +278,7 @@ class PostgresDriver(DriverSink):
 
     def _remember_table(self) -> None:
         """Refuse another table than the one that the positions are of; remark what else is declared otherwise."""
-        session, pipeline, sink = self._session, self._pipeline, self._sink
+        session, pipeline, sink, key = self._session, self._pipeline, self._sink, _table_key(self._pipeline)
         ((oid,),) = session.query("SELECT to_regclass($1)::oid::bigint", tables.full_name(sink.table))
         declared = {
             "guarantee": str(pipeline.guarantee),
@@ -279,22 +289,25 @@ class PostgresDriver(DriverSink):
         known = session.query(
             "SELECT table_oid, table_name, declared::text, (SELECT oid::regclass::text FROM pg_class"
             " WHERE oid = table_oid) FROM avow.pipelines WHERE pipeline = $1",
-            pipeline.name,
+            key,
         )
+        begun = {tp.topic for tp in self.entries()}
         if known:
             ((known_oid, known_name, text, now_called),) = known
-            if known_oid != oid and self.entries():
-                raise _other_table(pipeline, known_name, now_called)
+            if known_oid != oid and (begun if pipeline.topic is None else pipeline.topic in begun):
+                raise _other_table(pipeline, key, known_name, now_called)
             before = json.loads(text)
             self.remarks += [
                 f"{key} is now {value or 'none'}; in the last run of {pipeline.name} it was {before[key] or 'none'}"
                 for key, value in declared.items()
                 if key in before and before[key] != value
             ]
+        if pipeline.topic is None or not known:
+            self._refuse_tables_before(oid, begun)
         session.run(
             f"INSERT INTO avow.pipelines VALUES ($1, {oid}, $2, $3) ON CONFLICT (pipeline) DO UPDATE SET"
             " table_oid = excluded.table_oid, table_name = excluded.table_name, declared = excluded.declared",
-            pipeline.name,
+            key,
             str(sink.table),
             json.dumps(declared),
         )
@@ -307,13 +320,28 @@ class PostgresDriver(DriverSink):
                 continue  # a row of before has the same value in the wider type
             self._session.run(
                 "INSERT INTO avow.columns SELECT l.pipeline, $1, $2, l.topic, l.partition, l.position"
-                " FROM avow.ledger l JOIN avow.pipelines p USING (pipeline) WHERE p.table_oid = to_regclass($3)::oid"
+                " FROM avow.ledger l JOIN avow.pipelines p ON p.pipeline IN (l.pipeline, l.pipeline || '/' || l.topic)"
+                " WHERE p.table_oid = to_regclass($3)::oid AND (p.pipeline <> l.pipeline OR NOT EXISTS (SELECT FROM"
+                " avow.pipelines own WHERE own.pipeline = l.pipeline || '/' || l.topic))"
                 " ON CONFLICT (pipeline, name, before, topic, partition)"
                 " DO UPDATE SET until_offset = excluded.until_offset",
                 change.column.name,
                 change.before,
                 tables.full_name(self._sink.table),
             )
+
+    def _refuse_tables_before(self, oid: int, begun: Collection[str]) -> None:
+        """Where the pipeline had one table for all topics before and has one for each now, or the other way round:
+        refuse another table than the one that a topic's positions are of."""
+        pipeline = self._pipeline
+        condition = "starts_with(pipeline, $1 || '/')" if pipeline.topic is None else "pipeline = $1"
+        for key, known_name, now_called in self._session.query(
+            "SELECT pipeline, table_name, (SELECT oid::regclass::text FROM pg_class WHERE oid = table_oid)"
+            f" FROM avow.pipelines WHERE {condition} AND table_oid <> {oid}",
+            pipeline.name,
+        ):
+            if (pipeline.topic or key.partition("/")[2]) in begun:
+                raise _other_table(pipeline, key, known_name, now_called)
 
     @contextmanager
     def _alone(self, problem: str) -> Iterator[None]:
