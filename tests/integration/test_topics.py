@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import polars as pl
@@ -31,13 +32,18 @@ from avow.engines.driver import EngineRun
 from avow.engines.progress import Observer
 from avow.engines.redrive import redrive
 from avow.engines.spark import SparkRun
-from avow.errors import ConfigError, SourceError, TooManyDeadLetters, TopicRecreated, TopicsStopped
+from avow.errors import ConfigError, SourceError, TooManyDeadLetters, TopicRecreated, TopicsStopped, UnknownSubject
+from avow.formats.avro.encode import encode
+from avow.formats.avro.schema import parse
+from avow.formats.registry.frame import framed
 from avow.kafka import metadata
 from avow.kafka.admin import Admin
 from avow.kafka.log import TopicPartition
 from avow.ledger import NOTHING
+from avow.plan import plan
 from avow.prove.failpoints import VARIABLE
 from avow.retry import poll_until
+from avow.schema_registry import RegistrySettings, SchemaRegistry
 from avow.sinks.base import Selection
 
 pytestmark = pytest.mark.cluster
@@ -558,3 +564,52 @@ def test_each_table_gets_new_columns_by_itself(tables: MakeTables, kind: str) ->
 
 def with_more(number: int) -> bytes:
     return json.dumps({"id": number, "account": "a", "more": 1}).encode()
+
+
+def registered(t: Tables, url: str, name: str, *fields: object) -> Callable[[Mapping[str, Any]], bytes]:
+    """Registers a new version of a topic's schema, and writes values by it."""
+    text = json.dumps({"type": "record", "name": "Row", "fields": fields})
+    number = SchemaRegistry(RegistrySettings(url=url)).register(f"{t.topic(name)}-value", "AVRO", text)
+    type_ = parse(text)
+    return lambda value: framed(number, encode(type_, value))
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("postgres", "consumer"), ("delta", "consumer"), ("postgres", "spark")])
+def test_columns_of_each_topics_own_schema(tables: MakeTables, kind: str, engine: str, schema_registry: str) -> None:
+    """Each table has the columns of its topic's subject, gets those of a new version by itself, and a topic without a
+    subject stops alone."""
+    t = tables(kind, engine)
+    t.make("people", "places", "no-subject")
+    id_, note = {"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None}
+    person = registered(t, schema_registry, "people", id_, {"name": "name", "type": "string"})
+    place = registered(t, schema_registry, "places", id_, {"name": "lat", "type": "double"})
+    t.produce("people", range(20), values=lambda n: person({"id": n, "name": f"n{n}"}))
+    t.produce("places", range(20), values=lambda n: place({"id": n, "lat": n / 2}))
+    t.produce("no-subject", range(20))
+    decode = f'format = "avro"\nschema = "registry"\n[decode.registry]\nurl = "{schema_registry}"\ntimeout = "2s"'
+    path = t.file('evolve = "add"', decode=decode)
+    with pytest.raises(TopicsStopped, match="1 topic stopped") as raised:
+        t.drain(path)
+    assert isinstance(raised.value.stopped[t.topic("no-subject")], UnknownSubject)
+    assert values_of(t, "people", "name") == [f"n{n}" for n in range(20)]
+    assert values_of(t, "places", "lat") == [n / 2 for n in range(20)]
+    path = t.file('evolve = "add"', topics=("people", "places"), decode=decode)
+    with running(t, path) as run:
+        t.produce("places", range(20, 30), values=lambda n: place({"id": n, "lat": n / 2}))
+        assert poll_until(lambda: run.done() or len(there(t, "places")) == 30, 60)
+        noted = registered(t, schema_registry, "places", id_, {"name": "lat", "type": "double"}, note)
+        t.produce("places", range(30, 40), values=lambda n: noted({"id": n, "lat": n / 2, "note": "new"}))
+        t.produce("people", range(20, 30), values=lambda n: person({"id": n, "name": f"n{n}"}))
+        assert poll_until(lambda: run.done() or len(there(t, "places")) + len(there(t, "people")) == 70, 60)
+    run.result(60)
+    assert values_of(t, "places", "note") == [None] * 30 + ["new"] * 10
+    assert values_of(t, "people", "name") == [f"n{n}" for n in range(30)]
+    report = t.audit(path)
+    assert report.verdict is Verdict.HELD, report.sentence
+    assert "own schema" in str(plan(t.s.load(path)))
+
+
+def values_of(t: Tables, name: str, column: str) -> list[object]:
+    if t.kind == "postgres":
+        return [row[0] for row in t.s.rows(f'SELECT "{column}" FROM "{t.table(name)}" ORDER BY id')]
+    return t.frame(name).sort("id")[column].to_list()
