@@ -32,7 +32,15 @@ from avow.engines.driver import EngineRun
 from avow.engines.progress import Observer
 from avow.engines.redrive import redrive
 from avow.engines.spark import SparkRun
-from avow.errors import ConfigError, SourceError, TooManyDeadLetters, TopicRecreated, TopicsStopped, UnknownSubject
+from avow.errors import (
+    ConfigError,
+    SinkError,
+    SourceError,
+    TooManyDeadLetters,
+    TopicRecreated,
+    TopicsStopped,
+    UnknownSubject,
+)
 from avow.formats.avro.encode import encode
 from avow.formats.avro.schema import parse
 from avow.formats.registry.frame import framed
@@ -507,6 +515,9 @@ def test_a_table_that_keeps_failing_stops_its_topic(
         t.drain(path)
     assert "gave up after 3 attempts" in str(raised.value.stopped[t.topic("full")])
     assert t.ids("good") == dict.fromkeys(range(20), 1)
+    t.produce("good", range(20, 30))
+    with pytest.raises(SinkError, match="gave up after 3 attempts"):
+        t.drain(t.file('on_topic_failure = "stop-all"'))
     t.s.execute(f'DROP TRIGGER full_disk ON "{t.table("full")}"')
     t.drain(path)
     assert t.ids("full") == dict.fromkeys(range(20), 1)

@@ -34,7 +34,7 @@ from avow.engines.columns import Columns, sink_columns
 from avow.engines.isolation import BatchPart, Isolation
 from avow.engines.progress import SILENT, Observer, Progress
 from avow.engines.task import BatchWork, TopicWork, check_topics, commit_task_outputs
-from avow.engines.topics import TOPIC_STOPS, Topics
+from avow.engines.topics import TOPIC_STOPS, GaveUp, Topics
 from avow.errors import (
     AvowError,
     ColumnsChanged,
@@ -133,6 +133,8 @@ def attempts(
                 attempt.close()
         except tuple(STOPS.values()):
             raise
+        except GaveUp as given_up:
+            raise given_up.error from given_up
         except Exception as failure:
             LOGGER.debug("an attempt failed\n%s", trace(failure))
             on_failure(failure)
@@ -519,11 +521,17 @@ class RunDriver:
                 if isinstance(own_error(error), ColumnsChanged):
                     self.topics.renew(topic)
                 if not isinstance(error, OF_THE_RUN) and self.topics.failed(topic) > ATTEMPTS_WITHOUT_PROGRESS:
-                    self._stop_topic(topic, last_word(translated(error), ATTEMPTS_WITHOUT_PROGRESS + 1))
+                    self._give_up(topic, last_word(translated(error), ATTEMPTS_WITHOUT_PROGRESS + 1))
                 else:
                     failures.append(error)
         if failures:
             raise next((error for error in failures if isinstance(error, OF_THE_RUN)), failures[0])
+
+    def _give_up(self, topic: str, error: AvowError) -> None:
+        try:
+            self._stop_topic(topic, error)
+        except AvowError as stop:  # without a name of its own it would be tried again
+            raise GaveUp(stop) from stop
 
     def _stop_topic(self, topic: str, error: AvowError) -> None:
         self.topics.stop(topic, error)

@@ -42,6 +42,14 @@ from avow.sinks.topics import part_of
 TOPIC_STOPS = (ConfigError, LogTruncated, RetentionLoss, TooManyDeadLetters, TopicRecreated)
 
 
+class GaveUp(Exception):
+    """A topic has failed too often, and the others may not go on without it: ends the run with its error."""
+
+    def __init__(self, error: AvowError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Topics:
     """Of one run, over its attempts. ``columns``: those of a part of the pipeline in the sink."""
 
