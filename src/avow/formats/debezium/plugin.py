@@ -67,7 +67,7 @@ class DebeziumConfig(DeclaredColumns):
                     )
             if self.truncate == "keep":
                 yield Problem(("decode", "truncate"), "'keep' is for the log of changes", '"refuse" or "ignore"')
-        elif OP not in (field.name for field in self.columns):
+        elif self.is_resolved and OP not in (field.name for field in self.columns):
             yield Problem(
                 ("decode", "schema"),
                 f"{pipeline.sink.mode} keeps every change as a row, and no column says which are deletes",
