@@ -211,6 +211,37 @@ def test_lines_become_protobuf_and_are_shown_again(stage: Stage, tmp_path: Path)
     assert reasons == ["wrong-type", "bad-frame", "not-protobuf"]
 
 
+JSON_SCHEMA = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "title": "Payment",
+    "type": "object",
+    "properties": {"id": {"type": "integer"}, "amount": {"type": "number", "minimum": 0}},
+    "required": ["id"],
+    "additionalProperties": False,
+}
+
+
+def test_lines_become_json_of_a_schema_and_are_shown_again(stage: Stage, tmp_path: Path) -> None:
+    schema = tmp_path / "payment.json"
+    schema.write_text(json.dumps(JSON_SCHEMA))
+    both = ("--format", "json-schema", "--schema", schema, "--register")
+    lines = ['{"id": 9007199254740993, "amount": 0.10}', '{"id": 1, "amount": 12345678901234567.89}']
+    done = stage.produce(*both, text="\n".join(lines))
+    assert done.exit_code == 0, done.output
+    for line, wrong in (('{"id": 1, "amount": -1}', "amount: "), ('{"amount": 1}', "id"), ('{"id": 1, "x": 1}', "x")):
+        bad = stage.produce(*both, text=line)
+        assert bad.exit_code == 2
+        assert "stdin:1: " in bad.stderr
+        assert wrong in bad.stderr.partition("stdin:1: ")[2].partition("what to do")[0]
+    number = stage.registry.latest(f"{stage.topic}-value").id
+    stage.send((None, framed(number, b'{"id": "x"}')), (None, framed(number, b'{"id": 1')))
+    first, second, violation, truncated = stage.consumed()
+    assert first["value"] == {"id": 9007199254740993, "amount": 0.1}
+    assert second["value"] == {"id": 1, "amount": "12345678901234567.89"}
+    assert violation["value_error"].startswith("schema-violation: id: ")
+    assert truncated["value_error"].startswith("not-json: ")
+
+
 def test_a_registry_that_does_not_answer_is_an_error_and_no_record_is_passed_over(stage: Stage) -> None:
     stage.produce("--format", "avro", "--schema", stage.schema, "--register")
     group = f"g-{uuid4().hex[:8]}"

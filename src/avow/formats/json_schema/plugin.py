@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from avow import extras
 from avow import schema as ddl
-from avow.formats.base import Decoder, FormatPlugin, Samples
+from avow.formats.base import Decoder, Encode, FormatPlugin, Samples, Shown
 from avow.formats.registry.config import Compiled, RegistryConfig, Text
 from avow.settings import REST_COLUMN, PipelineConfig
 
@@ -69,6 +70,7 @@ class JsonSchemaConfig(RegistryConfig):
 class JsonSchemaFormat(FormatPlugin):
     format = "json-schema"
     Config = JsonSchemaConfig
+    schema_kind = "JSON"
 
     def decoder(self, pipeline: PipelineConfig, *, refuse_nul: bool) -> Decoder:
         from avow.formats.registry.decoder import RegistryDecoder
@@ -89,6 +91,22 @@ class JsonSchemaFormat(FormatPlugin):
             decode.explain_reader(),
             _UNKNOWN_FIELDS[decode.unknown_fields],
         )
+
+    def show(self, schema: Text, value: bytes, at: int) -> Shown:
+        with extras.named():
+            from avow.formats.json_schema.show import show
+
+        return show(schema.text, tuple(sorted(schema.references.items())), value[at:])
+
+    def encoder(self, schema: Text, message: str | None = None) -> Encode:
+        with extras.named():
+            from avow.formats.json_schema.show import check, encode
+
+        if message is not None:
+            raise ValueError("a JSON Schema is one type: --message is for formats whose schemas have several")
+        references = tuple(sorted(schema.references.items()))
+        check(schema.text, references)
+        return partial(encode, schema.text, references)
 
     def samples(self) -> Samples:
         from avow.formats.json_schema.samples import SAMPLES
