@@ -115,11 +115,6 @@ static inline const uint8_t *read_number(const struct avow_avro_node *node, cons
     return behind - at > 5 || *value < INT32_MIN || *value > INT32_MAX ? NULL : behind;
 }
 
-static inline void put(struct column *column, const void *value, size_t width) {
-    memcpy(column->values + (size_t)column->length * width, value, width);
-    append(column);
-}
-
 /* A whole number into a column of any number: of floats only one that all near it are held by, too. */
 static bool put_number(struct column *column, int64_t value) {
     double wide = (double)value;
@@ -192,43 +187,10 @@ static bool put_moment(struct column *column, enum op unit, int64_t value) {
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */
 
-static bool is_good_text(const uint8_t *at, const uint8_t *end, bool refuse_nul) {
-    while (at < end) {
-        if (end - at >= 8) {
-            uint64_t word;
-            memcpy(&word, at, 8);
-            const uint64_t ones = UINT64_C(0x0101010101010101), tops = ones << 7;
-            /* A zero byte borrows: then its top bit is set, and it is looked at on its own. */
-            if (((word | (word - ones)) & tops) == 0) {
-                at += 8;
-                continue;
-            }
-        }
-        if (*at < 0x80) {
-            if (*at == 0 && refuse_nul) return false;
-            at++;
-        } else {
-            int length = utf8_length(at, end);
-            if (length == 0) return false;
-            at += length;
-        }
-    }
-    return true;
-}
-
 static bool put_bytes(struct reader *reader, const uint8_t *at, int64_t length, struct column *column) {
-    struct bytes *text = &column->text;
-    if (kind_of(column) == STRING) {
-        if (!is_good_text(at, at + length, reader->refuse_nul)) return false;
-    } else if (kind_of(column) != BINARY) {
-        return false;
-    }
-    if (!reserve_text(&reader->no_memory, text, length)) return false;
-    if (length > 0) memcpy(text->start + text->length, at, (size_t)length);
-    text->length += length;
-    column->offsets[column->length + 1] = (int32_t)text->length;
-    append(column);
-    return true;
+    if (kind_of(column) != STRING && kind_of(column) != BINARY) return false;
+    if (kind_of(column) == STRING && !is_text(at, at + length, reader->refuse_nul)) return false;
+    return put_text(&reader->no_memory, at, length, column);
 }
 
 /* A length, and that so many bytes are there. */

@@ -129,7 +129,8 @@ static inline bool resize(void **memory, int64_t size) {
 
 static inline bool reserve(bool *no_memory, struct column *column) {
     if (column->length < column->capacity) return true;
-    if (avow_set_capacity(column, column->capacity < FIRST_CAPACITY ? FIRST_CAPACITY : column->capacity * 2)) return true;
+    int64_t doubled = column->capacity < FIRST_CAPACITY ? FIRST_CAPACITY : column->capacity * 2;
+    if (avow_set_capacity(column, doubled)) return true;
     *no_memory = true;
     return false;
 }
@@ -175,6 +176,46 @@ static inline int utf8_length(const uint8_t *at, const uint8_t *end) {
     for (int index = 2; index < length; index++)
         if (at[index] < 0x80 || at[index] > 0xbf) return 0;
     return length;
+}
+
+/* A value of a fixed width, and text that was checked, into columns with room for one more. */
+static inline void put(struct column *column, const void *value, size_t width) {
+    memcpy(column->values + (size_t)column->length * width, value, width);
+    append(column);
+}
+
+static inline bool put_text(bool *no_memory, const uint8_t *start, int64_t length, struct column *column) {
+    struct bytes *text = &column->text;
+    if (!reserve_text(no_memory, text, length)) return false;
+    if (length > 0) memcpy(text->start + text->length, start, (size_t)length);
+    text->length += length;
+    column->offsets[column->length + 1] = (int32_t)text->length;
+    append(column);
+    return true;
+}
+
+/* Whether this is UTF-8, and without NUL if that is refused. */
+static inline bool is_text(const uint8_t *at, const uint8_t *end, bool refuse_nul) {
+    const uint64_t ones = UINT64_C(0x0101010101010101), tops = ones << 7;
+    while (at < end) {
+        while (end - at >= 8) {
+            uint64_t word;
+            memcpy(&word, at, sizeof word);
+            /* A borrow marks a byte by mistake only behind one that is NUL: what is plain is plain. */
+            if ((word & tops) != 0 || (refuse_nul && ((word - ones) & ~word & tops) != 0)) break;
+            at += 8;
+        }
+        if (at == end) break;
+        if (*at < 0x80) {
+            if (*at == 0 && refuse_nul) return false;
+            at++;
+        } else {
+            int length = utf8_length(at, end);
+            if (length == 0) return false;
+            at += length;
+        }
+    }
+    return true;
 }
 
 enum { FIVES_MAX = 27 };

@@ -525,7 +525,8 @@ static int read_quantum(const uint8_t *at, uint8_t *to) {
 }
 
 static const uint8_t *read_binary(struct reader *reader, const uint8_t *at, struct column *column) {
-    if (at == reader->end || *at++ != '"' || !reserve_text(&reader->no_memory, &column->text, reader->end - at)) return NULL;
+    if (at == reader->end || *at++ != '"') return NULL;
+    if (!reserve_text(&reader->no_memory, &column->text, reader->end - at)) return NULL;
     int written = 3;
     while (reader->end - at >= 4 && *at != '"') {
         if (written < 3) return NULL; /* padding ends it */
@@ -739,7 +740,9 @@ static const uint8_t *read_field(struct reader *reader, const uint8_t *at, struc
 static bool append_absent(struct reader *reader, struct column *column) {
     for (int32_t index = 0; index < column->field->child_count; index++) {
         struct column *field = &column->children[index];
-        if (field->length == column->length && (field->field->required || !avow_append_null(&reader->no_memory, field))) return false;
+        if (field->length == column->length &&
+            (field->field->required || !avow_append_null(&reader->no_memory, field)))
+            return false;
     }
     return true;
 }

@@ -184,11 +184,6 @@ static inline uint64_t load64(const uint8_t *at) { return (uint64_t)load32(at) |
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */
 
-static inline void put(struct column *column, const void *value, size_t width) {
-    memcpy(column->values + (size_t)column->length * width, value, width);
-    append(column);
-}
-
 static inline void put32(struct column *column, int32_t value) { put(column, &value, sizeof value); }
 
 static inline void put64(struct column *column, int64_t value) { put(column, &value, sizeof value); }
@@ -243,45 +238,11 @@ static inline const uint8_t *read_fixed(enum op op, const uint8_t *at, const uin
     return at + width;
 }
 
-/* Whether this is UTF-8, and without NUL if that is refused. */
-static bool is_text(const uint8_t *at, const uint8_t *end, bool refuse_nul) {
-    const uint64_t ones = UINT64_C(0x0101010101010101), tops = ones << 7;
-    while (at < end) {
-        while (end - at >= 8) {
-            uint64_t word;
-            memcpy(&word, at, sizeof word);
-            /* A borrow marks a byte by mistake only behind one that is NUL: what is plain is plain. */
-            if ((word & tops) != 0 || (refuse_nul && ((word - ones) & ~word & tops) != 0)) break;
-            at += 8;
-        }
-        if (at == end) break;
-        if (*at < 0x80) {
-            if (*at == 0 && refuse_nul) return false;
-            at++;
-        } else {
-            int length = utf8_length(at, end);
-            if (length == 0) return false;
-            at += length;
-        }
-    }
-    return true;
-}
-
-static bool put_text(struct reader *reader, const uint8_t *start, int64_t length, struct column *column) {
-    struct bytes *text = &column->text;
-    if (!reserve_text(&reader->no_memory, text, length)) return false;
-    if (length > 0) memcpy(text->start + text->length, start, (size_t)length);
-    text->length += length;
-    column->offsets[column->length + 1] = (int32_t)text->length;
-    append(column);
-    return true;
-}
-
 static const uint8_t *read_text(struct reader *reader, enum op op, const uint8_t *at, const uint8_t *end,
                                 struct column *column) {
     const uint8_t *start, *stop = read_length(at, end, &start);
     if (stop == NULL || (op == OP_STRING && !is_text(start, stop, reader->refuse_nul))) return NULL;
-    return put_text(reader, start, stop - start, column) ? stop : NULL;
+    return put_text(&reader->no_memory, start, stop - start, column) ? stop : NULL;
 }
 
 static const uint8_t *read_enum(struct reader *reader, const struct avow_protobuf_node *node, const uint8_t *at,
@@ -304,7 +265,7 @@ static const uint8_t *read_enum(struct reader *reader, const struct avow_protobu
         if (low == node->name_count || node->numbers[low] != number) return NULL;
     }
     int32_t start = low > 0 ? node->name_ends[low - 1] : 0;
-    return put_text(reader, node->names + start, node->name_ends[low] - start, column) ? at : NULL;
+    return put_text(&reader->no_memory, node->names + start, node->name_ends[low] - start, column) ? at : NULL;
 }
 
 static const uint8_t *read_wrapped(struct reader *reader, const struct avow_protobuf_node *node, const uint8_t *at,
@@ -425,7 +386,8 @@ static const uint8_t *read_key(struct reader *reader, const struct avow_protobuf
     switch (node->op) {
     case OP_BOOL: {
         const char *word = bits == 1 ? "true" : "false";
-        return bits <= 1 && put_text(reader, (const uint8_t *)word, (int64_t)strlen(word), column) ? at : NULL;
+        if (bits > 1 || !put_text(&reader->no_memory, (const uint8_t *)word, (int64_t)strlen(word), column)) return NULL;
+        return at;
     }
     case OP_INT32:
         if (number < INT32_MIN || number > INT32_MAX) return NULL;
@@ -446,7 +408,7 @@ static const uint8_t *read_key(struct reader *reader, const struct avow_protobuf
         digits /= 10;
     } while (digits != 0);
     if (negative) *--first = '-';
-    return put_text(reader, first, text + sizeof text - first, column) ? at : NULL;
+    return put_text(&reader->no_memory, first, text + sizeof text - first, column) ? at : NULL;
 }
 
 static bool is_duplicate_key(const struct column *keys, int64_t first) {
