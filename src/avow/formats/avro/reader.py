@@ -161,20 +161,20 @@ class _Compiler:
     def reader(self, step: Step, type: ddl.Type) -> Read:
         match step:
             case Value():
-                return _converted(_wire(step.wire, step.size), self._conversion(step, type))
+                return converted(_wire(step.wire, step.size), self._conversion(step, type))
             case Symbols():
-                return _symbol(step)
+                return enum_of(step)
             case Items(item):
                 assert isinstance(type, ddl.Array)
-                return self._items(self.reader(item, type.element))
+                return array_of(self.reader(item, type.element))
             case Entries(value):
                 assert isinstance(type, ddl.Map)
-                return self._entries(self.reader(value, type.value))
+                return map_of(converted(_read_bytes, self._text), self.reader(value, type.value))
             case Fields():
                 assert isinstance(type, ddl.Struct)
                 return self.fields(step, type.fields)
             case Branches(branches):
-                return _branches([self.reader(branch, type) for branch in branches])
+                return union_of([self.reader(branch, type) for branch in branches])
             case Member(number, count, inner):
                 assert isinstance(type, ddl.Struct)
                 return _member(number, count, self.reader(inner, type.fields[number].type))
@@ -211,43 +211,6 @@ class _Compiler:
     def _default(self, default: Default, columns: tuple[ddl.Field, ...]) -> object:
         return self.reader(default.step, columns[default.to].type)(default.data, 0)[0]
 
-    def _items(self, read_item: Read) -> Read:
-        def read(data: bytes, at: int) -> tuple[list[object], int]:
-            items: list[object] = []
-
-            def read_one(at: int) -> int:
-                item, at = read_item(data, at)
-                items.append(item)
-                return at
-
-            try:
-                return items, read_blocks(data, at, read_one)
-            except DecodeError as error:
-                raise error.inside(f"[{len(items)}]") from None
-
-        return read
-
-    def _entries(self, read_value: Read) -> Read:
-        read_key = _converted(_read_bytes, self._text)
-
-        def read(data: bytes, at: int) -> tuple[list[tuple[str, object]], int]:
-            entries: dict[str, object] = {}
-
-            def read_one(at: int) -> int:
-                key, at = read_key(data, at)
-                if key in entries:
-                    raise DecodeError(Reason.DUPLICATE_FIELD, f"the key {shown(key)} occurs twice")
-                try:
-                    entries[key], at = read_value(data, at)
-                except DecodeError as error:
-                    raise error.inside(f"[{shown(key)}]") from None
-                return at
-
-            at = read_blocks(data, at, read_one)
-            return list(entries.items()), at
-
-        return read
-
     def _conversion(self, value: Value, type: ddl.Type) -> Callable[[Any], object] | None:
         match value.form:
             case "float" | "double" if value.wire in ("int", "long"):
@@ -280,7 +243,44 @@ class _Compiler:
         return text
 
 
-def _converted(read: Read, convert: Callable[[Any], object] | None) -> Read:
+def array_of(read_item: Read) -> Read:
+    def read(data: bytes, at: int) -> tuple[list[object], int]:
+        found: list[object] = []
+
+        def read_one(at: int) -> int:
+            item, at = read_item(data, at)
+            found.append(item)
+            return at
+
+        try:
+            return found, read_blocks(data, at, read_one)
+        except DecodeError as error:
+            raise error.inside(f"[{len(found)}]") from None
+
+    return read
+
+
+def map_of(read_key: Read, read_value: Read) -> Read:
+    def read(data: bytes, at: int) -> tuple[list[tuple[str, object]], int]:
+        found: dict[str, object] = {}
+
+        def read_one(at: int) -> int:
+            key, at = read_key(data, at)
+            if key in found:
+                raise DecodeError(Reason.DUPLICATE_FIELD, f"the key {shown(key)} occurs twice")
+            try:
+                found[key], at = read_value(data, at)
+            except DecodeError as error:
+                raise error.inside(f"[{shown(key)}]") from None
+            return at
+
+        at = read_blocks(data, at, read_one)
+        return list(found.items()), at
+
+    return read
+
+
+def converted(read: Read, convert: Callable[[Any], object] | None) -> Read:
     if convert is None:
         return read
 
@@ -291,7 +291,7 @@ def _converted(read: Read, convert: Callable[[Any], object] | None) -> Read:
     return read_converted
 
 
-def _symbol(step: Symbols) -> Read:
+def enum_of(step: Symbols) -> Read:
     symbols, names = step.symbols, step.names
 
     def read(data: bytes, at: int) -> tuple[str, int]:
@@ -306,7 +306,7 @@ def _symbol(step: Symbols) -> Read:
     return read
 
 
-def _branches(branches: list[Read]) -> Read:
+def union_of(branches: list[Read]) -> Read:
     def read(data: bytes, at: int) -> tuple[object, int]:
         number, at = read_long(data, at)
         if not 0 <= number < len(branches):

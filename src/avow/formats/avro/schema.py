@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -36,12 +36,25 @@ class BadSchema(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """What Kafka Connect's converters write beside a type: what it stands for there."""
+
+    name: str = ""  # such as io.debezium.time.Date
+    type: str = ""  # where Avro has none of its own: int8, int16
+    internal: str = ""  # of the records that the entries of a map become
+    parameters: tuple[tuple[str, str], ...] = ()
+
+
+NO_CONNECT = Connect()
+
+
+@dataclass(frozen=True, slots=True)
 class Primitive:
     name: str  # one of PRIMITIVES
     logical: str | None = None
     precision: int = 0  # of a decimal
     scale: int = 0
-    connect: str | None = None  # the name that Kafka Connect gives the type, such as io.debezium.time.Date
+    connect: Connect = NO_CONNECT
 
     def __str__(self) -> str:
         return self.logical or self.name
@@ -110,7 +123,7 @@ class Record:
     fullname: str
     fields: tuple[RecordField, ...] = ()
     aliases: frozenset[str] = frozenset()
-    connect: str | None = field(default=None)
+    connect: Connect = NO_CONNECT
 
     def __str__(self) -> str:
         return f"record {self.fullname}"
@@ -332,9 +345,16 @@ def _digits_in(size: int) -> int:
     return len(str((1 << (8 * min(size, 64) - 1)) - 1)) - 1 if size else 0
 
 
-def _connect(node: Mapping[str, Any]) -> str | None:
-    name = node.get("connect.name")
-    return name if isinstance(name, str) else None
+def _connect(node: Mapping[str, Any]) -> Connect:
+    name, type, internal = (node.get(f"connect.{key}") for key in ("name", "type", "internal.type"))
+    parameters = node.get("connect.parameters")
+    texts = parameters.items() if isinstance(parameters, dict) else ()
+    return Connect(
+        name if isinstance(name, str) else "",
+        type if isinstance(type, str) else "",
+        internal if isinstance(internal, str) else "",
+        tuple((key, text) for key, text in texts if isinstance(text, str)),
+    )
 
 
 def _names_in(node: Mapping[str, Any], key: str) -> list[str]:

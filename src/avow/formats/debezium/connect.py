@@ -5,7 +5,7 @@ name (``io.debezium.time.MicroTimestamp``). JSON has both beside the payload or 
 in their own schemas.
 
 Owns: these terms, and the contract of a payload. Must not know: any one payload, Debezium's envelope. Its neighbours
-are ``values``, which reads by them, and ``json_payload``.
+are ``values``, which reads by them, and ``json_payload`` and ``avro_payload``.
 """
 
 from __future__ import annotations

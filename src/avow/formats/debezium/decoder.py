@@ -41,7 +41,7 @@ class DebeziumDecoder:
         decode = pipeline.decode
         assert isinstance(decode, DebeziumConfig)
         self._config = decode
-        self._payload: Payload = JsonPayload(refuse_nul=refuse_nul)
+        self._payload = _payload(decode, refuse_nul=refuse_nul)
         how = Encoding(
             self._payload,
             refuse_nul=refuse_nul,
@@ -62,7 +62,7 @@ class DebeziumDecoder:
         key_columns = key_fields(pipeline) if checks else None
         self._columns = (
             ChangeColumns(decode.columns.fields, key_columns, how)
-            if ChangeColumns.can_read(decode.columns.fields)
+            if decode.payload == "json" and ChangeColumns.can_read(decode.columns.fields)
             else None
         )
         self._tombstones = Tombstones(pipeline, keys.read)
@@ -116,6 +116,15 @@ class DebeziumDecoder:
                 NOT_A_CHANGE, f'a {change} record, and no change of a row; decode.ignore = ["{change}"] leaves it out'
             )
         return None
+
+
+def _payload(config: DebeziumConfig, *, refuse_nul: bool) -> Payload:
+    if config.registry is None:
+        return JsonPayload(refuse_nul=refuse_nul)
+    # Imported here: who reads JSON needs neither.
+    from avow.formats.debezium.avro_payload import AvroPayload
+
+    return AvroPayload(config.registry, refuse_nul=refuse_nul)
 
 
 def _refuse_truncation(batch: pa.RecordBatch, index: int) -> NoReturn:

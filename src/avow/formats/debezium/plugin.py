@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from avow.formats.base import Decoder, FormatPlugin, Samples
 from avow.formats.debezium.names import OP, instant_unit, is_envelope
 from avow.schema import Scalar
+from avow.schema_registry import RegistrySettings
 from avow.settings import DeclaredColumns, PipelineConfig, Problem
 from avow.settings.values import refuse
 
@@ -31,7 +32,8 @@ class DebeziumConfig(DeclaredColumns):
     default_tombstones: ClassVar[Literal["skip"]] = "skip"
 
     format: Literal["debezium"] = Field(description='"debezium"')
-    payload: Literal["json"] = Field("json", description='"json"')
+    payload: Literal["json", "avro"] = Field("json", description='"json" or "avro"')
+    registry: RegistrySettings | None = Field(None, description="a table [decode.registry]")
     unknown_fields: Literal["reject", "ignore"] = Field("reject", description='"reject" or "ignore"')
     truncate: Literal["refuse", "ignore", "keep"] = Field("refuse", description='"refuse", "ignore" or "keep"')
     ignore: tuple[Literal["heartbeat", "transaction", "schema-change", "message"], ...] = Field(
@@ -76,6 +78,18 @@ class DebeziumConfig(DeclaredColumns):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.payload == "avro" and self.registry is None:
+            refuse(
+                "'avro' needs a registry, which has the schemas of the records",
+                "a table [decode.registry] with its url",
+                "payload",
+            )
+        if self.payload == "json" and self.registry is not None:
+            refuse(
+                'is not used: with payload = "json" each record brings its own schema, or none',
+                'payload = "avro", or no table [decode.registry]',
+                "registry",
+            )
         ntz = {field.name for field in self.columns if field.type is Scalar.TIMESTAMP_NTZ}
         for number, name in enumerate(self.millisecond_columns):
             if name not in ntz:
@@ -121,6 +135,8 @@ class DebeziumFormat(FormatPlugin):
             )
         else:
             does = f"Read each value as a change event of Debezium: a row of the {count} for each change."
+        if decode.payload == "avro":
+            does += " Keys and values are Avro, written by the schemas whose ids stand before them."
         return does, _UNKNOWN_FIELDS[decode.unknown_fields], _TRUNCATE[decode.truncate], *others
 
     def samples(self) -> Samples:

@@ -39,6 +39,7 @@ from uuid import UUID
 
 from avow.formats.base import DecodeError, Reason, shown
 from avow.formats.debezium.connect import ConnectType, Payload, Reader, Value
+from avow.formats.json.values import base64_decode
 from avow.formats.text import refuse_nul
 from avow.schema import Array, Decimal, Field, Map, Scalar, Struct, Type
 
@@ -60,6 +61,15 @@ UNITS = {  # how many make a second
     f"{_CONNECT}Timestamp": 1_000,
     f"{_TIME}MicroTimestamp": 1_000_000,
     f"{_TIME}NanoTimestamp": 1_000_000_000,
+}
+NAMES_OF_LOGICAL = {  # what Avro's own types are for Connect
+    "date": f"{_CONNECT}Date",
+    "timestamp-millis": f"{_CONNECT}Timestamp",
+    "timestamp-micros": f"{_TIME}MicroTimestamp",
+    "timestamp-nanos": f"{_TIME}NanoTimestamp",
+    "local-timestamp-millis": f"{_CONNECT}Timestamp",
+    "local-timestamp-micros": f"{_TIME}MicroTimestamp",
+    "local-timestamp-nanos": f"{_TIME}NanoTimestamp",
 }
 MODE_UNITS = {"connect": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
 _INTEGERS = {"int8", "int16", "int32", "int64"}
@@ -123,15 +133,20 @@ def unavailable_forms(how: Encoding) -> Callable[[Value], bool]:
     uuid = str(UUID(bytes=md5(text.encode(), usedforsecurity=False).digest(), version=3))
     texts = {text, uuid, b64encode(text.encode()).decode()}
     bare = texts - {uuid}
+    data = text.encode()
     numbers = [*map(ord, text)]
     payload = how.payload
 
     def is_unavailable(value: Value) -> bool:
         if isinstance(value, str):
             return value in bare
+        if type(value) is bytes:  # and no number of JSON, which is a kind of them
+            return value == data
         if isinstance(value, list):
             if len(value) == 1 and isinstance(value[0], str):
                 return value[0] in texts
+            if len(value) == 1 and type(value[0]) is bytes:
+                return value[0] == data
             return len(value) == len(numbers) and _integers(payload, value) == numbers
         return isinstance(value, dict) and value.keys() == {text}
 
@@ -265,10 +280,10 @@ def _binary(connect: ConnectType | None, how: Encoding) -> Reader:
     def read(value: Value) -> object:
         if mode is None:
             raise _undeclared("binary_handling_mode", f"binary as {payload.describe(value)}")
-        if mode in ("bytes", "base64"):
+        if mode == "bytes":
             return payload.data(value)
         text = payload.text(value)
-        data = _unhex(text) if mode == "hex" else _url_safe(text)
+        data = {"hex": _unhex, "base64": base64_decode}.get(mode, _url_safe)(text)
         if data is None:
             raise DecodeError(Reason.BAD_TEXT, f"expected {mode}, found {shown(text)}")
         return data
@@ -458,7 +473,7 @@ def fields_reader(fields: tuple[Field, ...], connect: ConnectType | None, how: E
                         raise DecodeError(Reason.MISSING_FIELD, "absent or null, but declared not null")
                     row[name] = None
                     continue
-                if isinstance(value, str | list | dict) and is_unavailable(value):
+                if isinstance(value, str | list | dict | bytes) and is_unavailable(value):
                     raise DecodeError(
                         UNAVAILABLE,
                         "the update left this large value alone, so the connector did not get it: ALTER TABLE ... "
