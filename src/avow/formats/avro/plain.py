@@ -1,6 +1,6 @@
 """One Avro value as it stands there, by its writer's schema alone: logical types are left to who asks.
 
-Text is str, bytes and fixed are bytes, an enum is its symbol, an array a list, a map or a record a dict, and what is in a
+Text is str, bytes and fixed are bytes, an enum is its symbol, an array a list, a map or a record a dict; what is in a
 union is that value itself. The bytes are read as strictly as in ``reader``.
 
 Owns: this form of a value. Must not know: frames, columns. Its neighbour is ``reader``.
