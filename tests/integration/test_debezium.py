@@ -31,7 +31,7 @@ from avow.errors import ConfigError
 from avow.kafka.admin import Admin
 from avow.ledger import NOTHING
 from avow.local.cluster import Cluster, PortPicker
-from avow.local.connect import Connect, postgres_connector
+from avow.local.connect import Connect, avro_converters, postgres_connector
 from avow.local.postgres import Postgres
 from avow.retry import poll_until
 from avow.sinks.base import Selection
@@ -321,6 +321,30 @@ def test_a_table_follows_its_source(source: Source, scenario: Make, *, schemas: 
         connection.execute(f"TRUNCATE {source.prefix}".encode())
     assert poll_until(lambda: stops_at_truncation(follows), 60)
     assert follows.rows(), "nothing was truncated behind the stop"
+
+
+def test_a_table_follows_its_source_in_avro(source: Source, scenario: Make, schema_registry: str) -> None:
+    """By Apicurio's converter and registry, with ids as Confluent's API has them."""
+    changes = Changes(source, seed=18)
+    with psycopg.connect(source.postgres.url) as connection:
+        # This converter puts the default where a null is, and knows no other way.
+        connection.execute(f"ALTER TABLE {source.prefix} ALTER t DROP DEFAULT".encode())
+        for _ in range(40):  # these are in the snapshot
+            changes.transaction(connection)
+    source.connect.put(source.prefix, config(source, **avro_converters(schema_registry)))
+    source.connect.await_running(source.prefix)
+    follows = target(scenario, "postgres", source, f'payload = "avro"\n[decode.registry]\nurl = "{schema_registry}"')
+    with psycopg.connect(source.postgres.url) as connection:
+        for _ in range(150):
+            changes.transaction(connection)
+    changes.end()
+    with running([follows]) as children:
+        settle([follows], children, 60)
+    follows.scenario.drain(follows.file)
+    follows.check()
+    assert len(follows.rows()) > KEYS // 2
+    values = [one.value for one in read(follows.scenario.cluster.bootstrap, source.topic) if one.value]
+    assert all(value[:1] == b"\0" for value in values)
 
 
 def stops_at_truncation(follows: Target) -> bool:

@@ -528,6 +528,18 @@ DECODE
         ('schema = "id long not null, __op int"', "", "decode.schema: __op is of the envelope and cannot be int"),
         ('schema = "id long, __op string"\npayload = "xml"', "", "decode.payload: "),
         (
+            'schema = "id long, __op string"\npayload = "avro"',
+            "",
+            "decode.payload: 'avro' needs a registry, which has the schemas of the records; "
+            "a table [decode.registry] with its url",
+        ),
+        (
+            'schema = "id long, __op string"\n[decode.registry]\nurl = "http://localhost:8081"',
+            "",
+            'decode.registry: is not used: with payload = "json" each record brings its own schema, or none; '
+            'payload = "avro", or no table [decode.registry]',
+        ),
+        (
             'schema = "id long not null, __op string"\ntruncate = "keep"',
             "",
             "decode.truncate: a truncation becomes a row of nulls, but decode.schema declares a column as not null",

@@ -1,4 +1,5 @@
-"""A Kafka Connect worker with Debezium's connector for PostgreSQL: a real source of change events, by pid.
+"""A Kafka Connect worker with Debezium's connector for PostgreSQL, and Apicurio's converter into Avro: a real source of
+change events, by pid.
 
 It keeps its connectors and their positions in topics of the cluster, so a worker that was killed goes on where it was,
 under the name that it has. Loopback only; one worker to a group.
@@ -14,16 +15,19 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
+from zipfile import ZipFile
 
 from avow.errors import LocalError
 from avow.local import jars, java
 from avow.local.broker import LOG4J
 from avow.local.part import ClusterPart
 from avow.local.postgres import Postgres
+from avow.local.registry import API
 from avow.retry import poll_until
 
 READY_TIMEOUT_S = 90
 REQUEST_TIMEOUT_S = 10
+AVRO_CONVERTER = "io.apicurio.registry.utils.converter.AvroConverter"
 
 # The worker is on this machine, whatever proxy the environment names for others.
 _open = build_opener(ProxyHandler({})).open
@@ -38,6 +42,7 @@ class Connect(ClusterPart):
         self._group = group
         self._config = folder / "worker.properties"
         self._log4j = folder / "log4j2.properties"
+        self._plugins = folder / "plugins"
 
     @property
     def url(self) -> str:
@@ -51,10 +56,21 @@ class Connect(ClusterPart):
         return [java.find().path, *jvm, "-cp", classpath, main, self._config]
 
     def prepare(self) -> None:
-        """Write the settings, and fetch what it needs (40 MB) if it is not there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write the settings, and fetch what it needs (50 MB) if it is not there."""
+        self._plugins.mkdir(parents=True, exist_ok=True)
+        self._prepare_converter()
         self._log4j.write_text(LOG4J)
         self._config.write_text("".join(f"{key}={value}\n" for key, value in self.settings().items()))
+
+    def _prepare_converter(self) -> None:
+        """A folder of its jars, as Connect wants plugins, with the list of its classes that its authors left out."""
+        folder = self._plugins / "converter"
+        folder.mkdir(exist_ok=True)
+        for jar in jars.unpacked("converter").glob("*.jar"):
+            (folder / jar.name).unlink(missing_ok=True)
+            (folder / jar.name).symlink_to(jar)
+        with ZipFile(folder / "services.jar", "w") as services:
+            services.writestr("META-INF/services/org.apache.kafka.connect.storage.Converter", AVRO_CONVERTER)
 
     def settings(self) -> dict[str, object]:
         converter = "org.apache.kafka.connect.json.JsonConverter"
@@ -66,7 +82,7 @@ class Connect(ClusterPart):
             "bootstrap.servers": self._bootstrap,
             "group.id": self._group,
             "listeners": self.url,
-            "plugin.path": jars.unpacked("debezium"),
+            "plugin.path": f"{jars.unpacked('debezium')},{self._plugins}",
             "plugin.discovery": "service_load",  # without a look into every class
             "key.converter": converter,
             "value.converter": converter,
@@ -153,3 +169,17 @@ def postgres_connector(source: Postgres, prefix: str, tables: str) -> dict[str, 
         "publication.autocreate.mode": "filtered",
         "table.include.list": tables,
     }
+
+
+def avro_converters(registry: str) -> dict[str, str]:
+    """What a connector's configuration needs for keys and values in Avro, behind ids as Confluent's API has them.
+    ``registry``: the URL that clients take."""
+    settings = {
+        "": AVRO_CONVERTER,
+        ".apicurio.registry.url": f"{registry.removesuffix(API)}/apis/registry/v2",
+        ".apicurio.registry.auto-register": "true",
+        ".apicurio.registry.headers.enabled": "false",
+        ".apicurio.registry.as-confluent": "true",  # four bytes of an id, not eight
+        ".apicurio.registry.use-id": "contentId",  # which is what the other API answers for
+    }
+    return {f"{part}.converter{name}": value for part in ("key", "value") for name, value in settings.items()}

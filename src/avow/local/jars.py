@@ -1,11 +1,11 @@
 """Jars by Maven coordinates: pinned in ``jars.lock``, fetched with jgo, verified before every use.
 
-The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker
-runs on, ``connect`` what a worker of Kafka Connect runs on, ``registry`` is a schema registry and ``debezium`` a
-connector (archives, which ``unpacked`` unpacks), ``dashboard`` holds the JavaScript of the dashboard, ``bench`` and
-``lake`` are for the benches. Jars live in Maven's local repository, so what Maven or another tool has fetched is used
-as it is; nothing is asked of the network for a jar that is there and right. A jar that is there and wrong (cut short,
-altered) is fetched again.
+The lock file beside this module names each jar with its size and SHA-256, in sets: ``kafka`` is what a broker runs on,
+``connect`` what a worker of Kafka Connect runs on, ``registry`` is a schema registry, ``debezium`` a connector and
+``converter`` what writes Avro for it (archives, which ``unpacked`` unpacks), ``dashboard`` holds the JavaScript of the
+dashboard, ``bench`` and ``lake`` are for the benches. Jars live in Maven's local repository, so what Maven or another
+tool has fetched is used as it is; nothing is asked of the network for a jar that is there and right. A jar that is
+there and wrong (cut short, altered) is fetched again.
 
 Settings, all from the environment: ``M2_REPO`` moves the folder (Maven's own habit), ``AVOW_MAVEN_MIRROR``
 names another repository to fetch from. No address is written here: the default is jgo's.
@@ -42,6 +42,7 @@ FETCH_TRIES = 3
 KAFKA_VERSION = "4.3.1"
 DEBEZIUM_VERSION = "3.6.2.Final"
 REGISTRY_VERSION = "3.0.9"  # the newest that runs on Java 17
+CONVERTER_VERSION = "2.5.11.Final"  # the newest that is published as an archive with all it needs
 SPARK_VERSION = "4.1.3"
 
 # What `lock` resolves. Kafka's jars come with all they depend on.
@@ -61,6 +62,7 @@ ON_REQUEST = {
         "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
     ),
     "debezium": (f"io.debezium:debezium-connector-postgres:tar.gz:plugin:{DEBEZIUM_VERSION}",),
+    "converter": (f"io.apicurio:apicurio-registry-distro-connect-converter:tar.gz::{CONVERTER_VERSION}",),
     "dashboard": (  # unpacked by dashboard/assets.py
         "org.webjars.npm:htmx.org:2.0.10",
         "org.webjars.npm:chart.js:4.5.1",
