@@ -336,7 +336,15 @@ def test_frames_trailing_bytes_and_schemas_that_are_none_of_ours(avro: Converter
     other = registry.register(
         f"t{uuid4().hex[:8]}", "JSON", '{"$schema":"http://json-schema.org/draft-07/schema#","type":"object"}'
     )
+    inner = {"type": "record", "name": "R0", "fields": [{"name": "f", "type": "int"}]}
+    chain = [
+        inner,
+        *({**inner, "name": f"R{n}", "fields": [{"name": "f", "type": f"R{n - 1}"}]} for n in range(1, 1500)),
+    ]
+    fields = [{"name": f"g{n}", "type": ["null", record]} for n, record in enumerate(chain)]
+    deep = registry.register(f"t{uuid4().hex[:8]}", "AVRO", json.dumps({**inner, "name": "Deep", "fields": fields}))
     records = {
+        framed(deep, b"\0" * 1499 + b"\2\0"): "too-deep",
         b"": "empty",
         b"\1" + good[1:]: "bad-frame",
         b"\0\0": "bad-frame",

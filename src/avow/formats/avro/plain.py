@@ -23,7 +23,7 @@ from avow.formats.avro.reader import (
 )
 from avow.formats.avro.resolution import Symbols
 from avow.formats.avro.schema import Array, BadSchema, Enum, Fixed, Map, Primitive, Record, Type, Union
-from avow.formats.base import DecodeError
+from avow.formats.base import DecodeError, Reason
 from avow.formats.text import text_of
 
 
@@ -32,11 +32,17 @@ class PlainReader:
 
     def __init__(self, type: Type) -> None:
         self._records: dict[Record, Read | None] = {}  # None: it is being looked at
-        self._read = self._reader(type)
+        try:
+            self._read = self._reader(type)
+        except RecursionError:
+            raise BadSchema("it is nested too deeply") from None
 
     def value(self, data: bytes, at: int) -> Any:
         """The value that begins here and ends with the data, or ``DecodeError``."""
-        value, end = self._read(data, at)
+        try:
+            value, end = self._read(data, at)
+        except RecursionError:  # records in records: a schema may name as many as it likes
+            raise DecodeError(Reason.TOO_DEEP, "nested too deeply") from None
         if end != len(data):
             raise DecodeError(NOT_AVRO, f"{len(data) - end:,} more bytes behind the value")
         return value
