@@ -984,7 +984,9 @@ def test_a_table_follows_columns_that_change_while_spark_runs(scenario: Make, tm
     assert s.rows(f'SELECT id, note FROM "{s.table}" ORDER BY id') == [(0, None), (1, "x"), (2, None), (3, "y")]
 
 
-@pytest.mark.parametrize("kind", ["postgres", pytest.param("delta", marks=pytest.mark.long), "iceberg"])
+@pytest.mark.parametrize(
+    "kind", ["postgres", *(pytest.param(lake, marks=pytest.mark.long) for lake in ("delta", "iceberg"))]
+)
 def test_members_with_an_older_and_a_newer_file(scenario: Make, kind: str) -> None:
     """As when they are replaced one after the other. The newer one is killed (kill -9), and the older one goes on."""
     s = scenario(partitions=2)

@@ -20,7 +20,8 @@ from avow.formats.registry.frame import framed
 from avow.plan import plan
 from avow.schema_registry import Reference, RegistrySettings, SchemaRegistry
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
+pytestmark = pytest.mark.cluster
+ON_SPARK = pytest.param("spark", marks=pytest.mark.xdist_group("spark"))  # on the session of its group
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"  # Apicurio answers 422 to a schema that does not say its draft
 AMOUNT = {
@@ -75,7 +76,7 @@ def topic(scenario: Callable[..., Scenario], schema_registry: str) -> Topic:
     return Topic(scenario(), schema_registry)
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", ON_SPARK])
 def test_records_of_two_schemas_and_bad_ones(topic: Topic, engine: str) -> None:
     s = topic.s
     old, new = topic.writer(payment()), topic.writer(payment(note=NOTE))

@@ -23,7 +23,8 @@ from avow.formats.registry.frame import framed
 from avow.plan import plan
 from avow.schema_registry import Reference, RegistrySettings, SchemaRegistry
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
+pytestmark = pytest.mark.cluster
+ON_SPARK = pytest.param("spark", marks=pytest.mark.xdist_group("spark"))  # on the session of its group
 
 MONEY = 'syntax = "proto3"; package money; message Money { uint64 units = 1; string currency = 2; }'
 PAYMENT = """\
@@ -96,7 +97,7 @@ def topic(scenario: Callable[..., Scenario], schema_registry: str) -> Topic:
     return Topic(scenario(), schema_registry)
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", ON_SPARK])
 def test_records_of_two_schemas_and_bad_ones(topic: Topic, engine: str) -> None:
     s = topic.s
     old, new = topic.payments(), topic.payments(NOTE)

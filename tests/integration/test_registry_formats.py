@@ -28,7 +28,8 @@ from avow.plan import plan
 from avow.retry import poll_until
 from avow.schema_registry import UNKNOWN_KEPT_S, RegistrySettings, SchemaRegistry
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("spark-postgres")]
+pytestmark = pytest.mark.cluster
+ON_SPARK = pytest.param("spark", marks=pytest.mark.xdist_group("spark"))  # on the session of its group
 
 AMOUNT = {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
 AT = {"type": "long", "logicalType": "timestamp-millis"}
@@ -80,7 +81,7 @@ def topic(scenario: Callable[..., Scenario], schema_registry: str) -> Topic:
     return Topic(scenario(), schema_registry)
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", ON_SPARK])
 def test_records_of_two_schemas_and_bad_ones(topic: Topic, engine: str) -> None:
     s = topic.s
     old, new = topic.writer(payment()), topic.writer(payment(NOTE))
@@ -193,7 +194,7 @@ def test_what_is_wrong_with_a_subject_is_said_at_the_start(topic: Topic, make_to
         s.load(topic.file(source=pattern))
 
 
-@pytest.mark.parametrize("engine", ["consumer", "spark"])
+@pytest.mark.parametrize("engine", ["consumer", pytest.param("spark", marks=pytest.mark.long)])
 def test_a_table_follows_its_subject_while_running(topic: Topic, engine: str) -> None:
     s = topic.s
     first = topic.writer(payment())

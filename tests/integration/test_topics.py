@@ -63,8 +63,9 @@ BOTH = [
     ("delta", "consumer"),
     ("iceberg", "consumer"),
     ("postgres", "spark"),
-    ("delta", "spark"),
+    pytest.param("delta", "spark", marks=pytest.mark.long),
 ]
+MOST = ["postgres", "delta", pytest.param("iceberg", marks=pytest.mark.long)]
 
 
 @dataclass
@@ -399,7 +400,7 @@ def test_killed_and_started_again(tables: MakeTables, kind: str, engine: str) ->
     assert report.counts.written == 1_500
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOST)
 def test_fifty_topics_in_one_batch(tables: MakeTables, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "GATHER_S_EACH", 0.1)
     t = tables(kind, "consumer")
@@ -463,7 +464,7 @@ def test_positions_of_one_table_go_on_in_tables_for_each(tables: MakeTables) -> 
         t.drain(t.file(topics=("one", "two"), sink=single))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOST)
 def test_processes_share_the_topics(tables: MakeTables, kind: str) -> None:
     """One of two is killed, and the other takes over its partitions: of some tables all, of others one."""
     t = tables(kind, "consumer")

@@ -575,6 +575,6 @@ def test_json_that_is_no_such_message_is_refused() -> None:
 def test_the_fast_reader_agrees_with_the_strict_one() -> None:
     if native.library() is None:
         pytest.skip(native.why_not() or "")
-    counts = run(seed=1, records=100_000)
+    counts = run(seed=1, records=40_000)  # tests.fuzz_protobuf has any number
     assert counts["taken"] > counts["records"] / 10
     assert counts["good"] < counts["records"] / 2
