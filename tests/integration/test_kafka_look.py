@@ -21,6 +21,7 @@ from avow.kafka import metadata
 from avow.kafka.log import Log
 from avow.kafka.log import TopicPartition as LogPartition
 from avow.local.cluster import Cluster
+from avow.retry import poll_until
 from avow.settings import Source
 
 pytestmark = pytest.mark.cluster
@@ -171,6 +172,8 @@ def test_what_has_no_leader_does_not_hide_the_rest(healthy: Cluster) -> None:
     assert "fewer replicas in sync than min.insync.replicas = 2" in avow(healthy, "topics", topic).stdout
     (listed,) = (one for one in told(healthy, "topics") if one["name"] == topic)
     assert (listed["replicas"], listed["under_min_in_sync"], listed["without_leader"]) == (1, 2, 1)
+    # The broker may have been the group's coordinator: the next one does not know the group before it has loaded it.
+    assert poll_until(lambda: avow(healthy, "groups", group).exit_code == 0, 60)
     led, unled = told(healthy, "lag", group)
     assert (led["records"], led["stable_end"]) == (1, 1)
     assert (unled["position"], unled["records"], unled["stable_end"], unled["note"]) == (
